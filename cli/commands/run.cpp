@@ -1,0 +1,222 @@
+// pdlbench run: train, evaluate and record, epoch by epoch.
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "cli/checkpoint.h"
+#include "cli/commands/commands.h"
+#include "cli/experiment.h"
+#include "cli/progress.h"
+#include "cli/run_facts.h"
+#include "engine/record/run_writer.h"
+
+namespace pdl {
+namespace {
+
+/// A run on this rank, from its directory to its RESULT line.
+class Run {
+ public:
+  Run(World& world, const Args& args)
+      : world_(world),
+        args_(args),
+        first_rank_(world.info().rank == 0),
+        experiment_(make_experiment(world, args.config, args.overrides)),
+        directory_(args.out.empty() ? "results/" + experiment_->config.name : args.out),
+        identity_{experiment_->document->effective_hash(), data_identity(experiment_->data)},
+        clock_(experiment_->config.measure.warmup_steps),
+        progress_(clock_, first_rank_, experiment_->config.training.epochs) {}
+
+  int execute() {
+    start();
+    try {
+      train();
+    } catch (const Error& error) {
+      if (writer_) writer_->finish(error.code() == ExitCode::numeric ? RunStatus::diverged : RunStatus::failed, error.what());
+      throw;
+    }
+    return finish();
+  }
+
+ private:
+  void start();
+  void announce_start(const Prediction& prediction) const;
+  void train();
+  void finish_epoch(const EpochPlan& plan, const PassResult& trained);
+  PassResult evaluate(std::int64_t& eval_steps, std::int64_t& full_eval_steps);
+  std::vector<RankEpoch> gather(RankEpoch mine);
+  void print_epoch(const EpochRecord& record) const;
+  int finish();
+
+  World& world_;
+  const Args& args_;
+  bool first_rank_;
+  std::unique_ptr<Experiment> experiment_;
+  std::string directory_;
+  CheckpointIdentity identity_;
+  std::unique_ptr<RunWriter> writer_;  ///< rank 0 only
+  PhaseClock clock_;
+  Progress progress_;
+  MemoryByKind predicted_;
+  std::int64_t first_epoch_ = 0;
+  double elapsed_before_s_ = 0.0, start_s_ = 0.0;
+  EpochRecord last_;
+  bool stopped_ = false;
+};
+
+/// Directory, memory, initial weights or checkpoint.
+void Run::start() {
+  if (args_.resume) {
+    const std::int64_t found = first_rank_ ? checkpoint_epochs(directory_) : 0;
+    first_epoch_ = std::stoll(world_.broadcast(str(found), 0));
+    if (first_epoch_ < 0) throw ConfigError("--resume: " + directory_ + " holds no whole checkpoint");
+  }
+  if (first_rank_) {
+    const Existing existing = args_.resume ? Existing::resume : args_.force ? Existing::overwrite : Existing::refuse;
+    writer_ = std::make_unique<RunWriter>(directory_, existing, first_epoch_);
+    elapsed_before_s_ = writer_->resumed_elapsed_s();
+    if (args_.force && !args_.resume) remove_checkpoint(directory_);
+  }
+  const Prediction prediction = experiment_->engine->predict();
+  predicted_ = prediction.memory;
+  const RunRecord facts = collect_run_facts(world_, *experiment_, args_.command_line);
+  if (first_rank_) {
+    writer_->begin(facts);
+    announce_start(prediction);
+  }
+  world_.announce("setting up");
+  experiment_->engine->prepare();
+  if (args_.resume) load_checkpoint(world_, *experiment_->device, *experiment_->engine, directory_, identity_);
+  start_s_ = PhaseClock::steady_seconds();
+}
+
+void Run::announce_start(const Prediction& prediction) const {
+  const ExperimentConfig& config = experiment_->config;
+  const DatasetInfo train = experiment_->data.train->info();
+  std::fprintf(stderr, "%s: %s with %s on %d rank%s (%s, %s), %lld training samples of %s, global batch %lld\n", config.name.c_str(),
+               experiment_->model.name.c_str(), config.engine->name.c_str(), world_.info().size, world_.info().size == 1 ? "" : "s",
+               experiment_->backend->name().c_str(), experiment_->communicator->transport().c_str(),
+               static_cast<long long>(train.samples), train.name.c_str(), static_cast<long long>(config.training.global_batch));
+  const double unigram = experiment_->data.validation->info().unigram_perplexity;
+  if (unigram > 0.0) std::fprintf(stderr, "unigram perplexity of the validation split: %.2f\n", unigram);
+  std::fprintf(stderr, "memory of a rank, predicted: %s; records in %s\n", format_bytes(prediction.memory.total()).c_str(), directory_.c_str());
+  for (const std::string& warning : prediction.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+}
+
+void Run::train() {
+  const ExperimentConfig& config = experiment_->config;
+  for (std::int64_t epoch = first_epoch_; epoch < config.training.epochs && !stopped_; ++epoch) {
+    world_.announce(str("epoch ", epoch + 1));
+    const EpochPlan plan(experiment_->data.train->size(), config.training.global_batch, config.training.seed, epoch, true,
+                         config.training.drop_last, config.measure.max_steps_per_epoch);
+    progress_.epoch_begin(epoch);
+    clock_.epoch_begin();
+    experiment_->ledger.take();
+    experiment_->device->memory().reset_peak();
+    const PassResult trained = experiment_->engine->run_epoch(plan, progress_);
+    progress_.epoch_end();
+    stopped_ = trained.stopped;
+    if (stopped_) return;
+    finish_epoch(plan, trained);
+    experiment_->device->seal();
+    if (config.checkpoint_epochs > 0 && (epoch + 1) % config.checkpoint_epochs == 0) {
+      world_.announce("writing a checkpoint");
+      save_checkpoint(world_, *experiment_->device, *experiment_->engine, directory_, epoch + 1, identity_);
+    }
+  }
+}
+
+PassResult Run::evaluate(std::int64_t& eval_steps, std::int64_t& full_eval_steps) {
+  const ExperimentConfig& config = experiment_->config;
+  const EpochPlan plan(experiment_->data.validation->size(), config.training.global_batch, config.training.seed, 0, false, false,
+                       config.measure.max_eval_steps);
+  eval_steps = plan.steps();
+  full_eval_steps = plan.full_steps();
+  world_.announce("evaluating");
+  return experiment_->engine->evaluate(plan);
+}
+
+void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
+  RankEpoch mine = clock_.epoch_end();
+  for (const auto& [operation, count] : experiment_->ledger.take()) {
+    mine.comm[operation] = {.calls = count.calls, .bytes = count.bytes, .busy_s = count.busy_s, .exposed_s = count.exposed_s};
+  }
+  mine.memory_peak = experiment_->device->memory().peak();
+  mine.memory_peak_total = experiment_->device->memory().peak_total();
+  mine.memory_predicted = predicted_;
+  mine.device_memory_used = resident_bytes();
+
+  EpochFacts facts;
+  facts.epoch = plan.epoch();
+  facts.steps = trained.steps;
+  facts.samples = plan.samples();
+  const std::int64_t per_sample = experiment_->model.predictions_per_sample;
+  facts.tokens = per_sample > 1 ? plan.samples() * per_sample : 0;
+  facts.full_steps = plan.full_steps();
+  facts.train_loss = trained.loss();
+  facts.lr = clock_.last_step().lr;
+  facts.flops_per_sample = experiment_->model.training_flops_per_sample;
+  facts.val_loss = facts.val_metric = NAN;
+  const bool text = per_sample > 1;
+  facts.val_metric_name = text ? "perplexity" : "accuracy";
+  if (experiment_->config.measure.evaluate) {
+    const double before_s = PhaseClock::steady_seconds();
+    const PassResult validation = evaluate(facts.eval_steps, facts.full_eval_steps);
+    mine.eval_s = PhaseClock::steady_seconds() - before_s;
+    facts.val_loss = validation.loss();
+    facts.val_metric = text ? std::exp(validation.loss()) : validation.correct / static_cast<double>(validation.predictions);
+  }
+  facts.elapsed_s = elapsed_before_s_ + PhaseClock::steady_seconds() - start_s_;
+  const std::vector<RankEpoch> ranks = gather(std::move(mine));
+  if (!first_rank_) return;
+  last_ = merge(ranks, facts);
+  if (experiment_->config.measure.raw_steps) writer_->steps(facts.epoch, slowest_step_ms(ranks));
+  writer_->epoch(last_);
+  print_epoch(last_);
+}
+
+std::vector<RankEpoch> Run::gather(RankEpoch mine) {
+  const std::vector<double> numbers = encode(mine);
+  std::string bytes(numbers.size() * sizeof(double), '\0');
+  std::memcpy(bytes.data(), numbers.data(), bytes.size());
+  std::vector<RankEpoch> ranks;
+  for (const std::string& text : world_.gather(bytes)) {
+    std::vector<double> received(text.size() / sizeof(double));
+    std::memcpy(received.data(), text.data(), text.size());
+    ranks.push_back(decode(received));
+  }
+  return ranks;
+}
+
+void Run::print_epoch(const EpochRecord& record) const {
+  const bool text = record.tokens > 0;
+  std::fprintf(stderr, "epoch %lld: train loss %.4f, validation loss %.4f, %s %.4g, %.1f s (%.4g %s/s), memory peak %s\n",
+               static_cast<long long>(record.epoch + 1), record.train_loss, record.val_loss, record.val_metric_name.c_str(),
+               record.val_metric, record.epoch_s, text ? record.tokens_per_s : record.samples_per_s, text ? "tokens" : "images",
+               format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
+}
+
+int Run::finish() {
+  const RankInfo& rank = world_.info();
+  if (first_rank_) {
+    writer_->finish(stopped_ ? RunStatus::interrupted : RunStatus::success, stopped_ ? "stopped on request" : "");
+    if (stopped_) {
+      std::fprintf(stderr, "stopped on request; continue with --resume --out %s\n", directory_.c_str());
+      std::printf("RESULT INVALID reason=interrupted engine=%s ranks=%d out=%s\n", experiment_->config.engine->name.c_str(), rank.size,
+                  directory_.c_str());
+    } else {
+      std::printf("RESULT VALID engine=%s ranks=%d epochs=%lld epoch_s=%.4g step_ms=%.4g train_loss=%.6f val_loss=%.6f %s=%.6g out=%s\n",
+                  experiment_->config.engine->name.c_str(), rank.size, static_cast<long long>(experiment_->config.training.epochs),
+                  last_.epoch_s, last_.step_ms.median, last_.train_loss, last_.val_loss, last_.val_metric_name.c_str(),
+                  last_.val_metric, directory_.c_str());
+    }
+    std::fflush(stdout);
+  }
+  return stopped_ ? static_cast<int>(ExitCode::interrupted) : 0;
+}
+
+}  // namespace
+
+int run_command(World& world, const Args& args) { return Run(world, args).execute(); }
+
+}  // namespace pdl

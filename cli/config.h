@@ -1,0 +1,50 @@
+#pragma once
+// The typed view of an experiment file: what is common to all engines and workloads. Each plug-in reads its own block.
+
+#include <string>
+
+#include "engine/base/config_reader.h"
+#include "parallel/comm/world.h"
+#include "parallel/engine.h"
+#include "workloads/datasets.h"
+#include "workloads/models.h"
+
+namespace pdl {
+
+/// How a run is measured, the "measure" block.
+struct MeasureOptions {
+  std::int64_t warmup_steps = 3;         ///< first steps of the run, left out of step statistics
+  std::int64_t max_steps_per_epoch = 0;  ///< 0: whole epochs; else the epoch's time is extrapolated
+  std::int64_t max_eval_steps = 0;       ///< 0: the whole validation split
+  bool evaluate = true;
+  bool raw_steps = false;                ///< steps.csv with every step's time
+};
+
+/// What a rank may use, the "limits" block.
+struct LimitOptions {
+  double timeout_s = 60.0;               ///< longest wait for other ranks; 0: for ever
+  std::int64_t memory_limit_mb = 0;      ///< arena of one rank; 0: what the device has
+  int threads_per_rank = 0;              ///< 0: cores / ranks on this host
+};
+
+struct ExperimentConfig {
+  std::string name;
+  const EngineDefinition* engine = nullptr;
+  ModelOptions model;
+  DataOptions data;
+  TrainingOptions training;
+  std::int64_t checkpoint_epochs = 1;    ///< a checkpoint every so many epochs; 0: none
+  std::string device = "auto";
+  std::string comm = "auto";
+  MeasureOptions measure;
+  LimitOptions limits;
+  DataLoaderOptions loader;
+};
+
+/// Reads everything for a run on `ranks` ranks; what is wrong is noted in the document, for `finish`.
+ExperimentConfig read_experiment(const ConfigDocument& document, int ranks);
+
+/// The engine's own block.
+ConfigReader engine_block(const ConfigDocument& document);
+
+}  // namespace pdl

@@ -1,0 +1,139 @@
+#include "cli/experiment.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include "parallel/comm/self_communicator.h"
+
+namespace pdl {
+namespace {
+
+std::unique_ptr<Experiment> read(const std::string& path, const std::vector<std::string>& overrides, int ranks) {
+  auto experiment = std::make_unique<Experiment>();
+  experiment->document = std::make_unique<ConfigDocument>(ConfigDocument::load(path, overrides));
+  experiment->config = read_experiment(*experiment->document, ranks);
+  experiment->document->finish();
+  return experiment;
+}
+
+std::string device_kind(const std::string& wanted) { return wanted == "auto" ? "cpu" : wanted; }
+
+void open_device(Experiment& experiment, int threads) {
+  const ExperimentConfig& config = experiment.config;
+  experiment.device = make_device({.kind = device_kind(config.device),
+                                   .threads = threads,
+                                   .memory_limit_bytes = config.limits.memory_limit_mb << 20});
+  experiment.backend = make_backend(*experiment.device, {.deterministic = config.training.deterministic});
+}
+
+/// Rules between the data and the ranks, known only once the data is open.
+void check_sizes(const Experiment& experiment, int ranks) {
+  const std::int64_t samples = experiment.data.train->size();
+  const std::int64_t validation = experiment.data.validation->size();
+  if (samples < ranks) {
+    throw ConfigError(str("more ranks than samples: ", ranks, " ranks, ", samples, " training samples; start at most ", samples, " ranks"),
+                      ExitCode::unsupported);
+  }
+  if (samples < experiment.config.training.global_batch) {
+    throw ConfigError(str("/training/global_batch_size: ", experiment.config.training.global_batch, " is more than the ", samples,
+                          " training samples of ", experiment.data.train->info().name));
+  }
+  if (validation == 0 && experiment.config.measure.evaluate) {
+    throw ConfigError("the validation split is empty; set measure.evaluate=false or give more data");
+  }
+}
+
+void build_engine(Experiment& experiment, std::function<bool()> stop_requested) {
+  const ExperimentConfig& config = experiment.config;
+  const auto size_of_split = [](const std::unique_ptr<Dataset>& split) { return split ? split->size() : std::int64_t{0}; };
+  experiment.context = std::make_unique<EngineContext>(
+      EngineContext{.world = *experiment.communicator,
+                    .device = *experiment.device,
+                    .backend = *experiment.backend,
+                    .model = experiment.model,
+                    .training = config.training,
+                    .data = experiment.data,
+                    .train_samples = size_of_split(experiment.data.train),
+                    .validation_samples = size_of_split(experiment.data.validation),
+                    .loader = config.loader,
+                    .max_steps_per_epoch = config.measure.max_steps_per_epoch,
+                    .stop_requested = std::move(stop_requested)});
+  experiment.engine = config.engine->make(*experiment.context, engine_block(*experiment.document));
+  experiment.document->finish();
+}
+
+CommOptions comm_options(const ExperimentConfig& config) {
+  return {.kind = config.comm, .deterministic = config.training.deterministic, .timeout_s = config.limits.timeout_s};
+}
+
+}  // namespace
+
+int threads_per_rank(const LimitOptions& limits, const RankInfo& rank) {
+  if (limits.threads_per_rank > 0) return limits.threads_per_rank;
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return std::max(1, cores / rank.local_size);
+}
+
+std::unique_ptr<Experiment> make_experiment(World& world, const std::string& path, const std::vector<std::string>& overrides) {
+  const RankInfo& rank = world.info();
+  std::unique_ptr<Experiment> experiment = read(path, overrides, rank.size);
+  const ExperimentConfig& config = experiment->config;
+  world.set_timeout(config.limits.timeout_s);
+  open_device(*experiment, threads_per_rank(config.limits, rank));
+  world.announce("opening the data");
+  experiment->data = open_datasets(config.data, config.model, config.training.seed);
+  check_sizes(*experiment, rank.size);
+  experiment->model = make_model(config.model, experiment->data.train->info().classes);
+  experiment->communicator =
+      make_counting_communicator(world.make_communicator(*experiment->device, comm_options(config)), experiment->ledger);
+  build_engine(*experiment, [&world] { return world.stop_requested(); });
+  return experiment;
+}
+
+std::unique_ptr<Experiment> make_planned_experiment(int ranks, const std::string& path, const std::vector<std::string>& overrides) {
+  std::unique_ptr<Experiment> experiment = read(path, overrides, ranks);
+  experiment->config.device = "cpu";
+  experiment->config.limits.memory_limit_mb = 0;
+  open_device(*experiment, 1);
+  experiment->model = make_model(experiment->config.model, planned_classes(experiment->config.data, experiment->config.model));
+  experiment->communicator = make_planning_communicator(0, ranks);
+  build_engine(*experiment, nullptr);
+  return experiment;
+}
+
+std::unique_ptr<Experiment> make_reference_experiment(const Experiment& of) {
+  auto reference = std::make_unique<Experiment>();
+  reference->document = std::make_unique<ConfigDocument>(ConfigDocument::parse("{}", "reference"));
+  reference->config = of.config;
+  reference->config.engine = find_engine(of.config.engine->reference);
+  PDL_CHECK(reference->config.engine != nullptr, "no engine is called ", of.config.engine->reference);
+  open_device(*reference, of.device->info().threads);
+  reference->data = open_datasets(of.config.data, of.config.model, of.config.training.seed);
+  reference->model = of.model;
+  reference->communicator = make_self_communicator(*reference->device);
+  build_engine(*reference, nullptr);
+  return reference;
+}
+
+std::string memory_table(const MemoryByKind& predicted, const MemoryTracker* measured) {
+  std::string text = measured ? "  memory            predicted    measured peak\n" : "  memory            predicted\n";
+  const auto row = [&](std::string_view name, std::int64_t foreseen, std::int64_t peak) {
+    char line[128];
+    std::snprintf(line, sizeof line, "  %-16s %11s", std::string(name).c_str(), format_bytes(foreseen).c_str());
+    text += line;
+    if (measured) {
+      std::snprintf(line, sizeof line, " %16s", format_bytes(peak).c_str());
+      text += line;
+    }
+    text += "\n";
+  };
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
+    const auto tag = static_cast<MemoryKind>(kind);
+    row(kMemoryKindNames[static_cast<std::size_t>(kind)], predicted[tag], measured ? measured->peak()[tag] : 0);
+  }
+  row("total", predicted.total(), measured ? measured->peak_total() : 0);
+  return text;
+}
+
+}  // namespace pdl

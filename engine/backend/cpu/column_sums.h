@@ -1,0 +1,41 @@
+#pragma once
+// Sums down the columns of a matrix: the gradient of every bias.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "engine/backend/cpu/loops.h"
+
+namespace pdl {
+
+/// sums[j] (+)= sum over rows of x[row][j], x [rows, columns]. Sums are formed in fp64, rows in order four at a time; threads
+/// share out columns.
+template <typename T>
+void column_sums(T* sums, const T* x, std::int64_t rows, std::int64_t columns, bool accumulate) {
+  constexpr std::int64_t kMaxStrip = 512, kGrain = 16;  // columns; a grain is a cache line of fp32
+  const std::int64_t of_thread = (columns + omp_get_max_threads() - 1) / omp_get_max_threads();
+  const std::int64_t strip = std::min(kMaxStrip, (of_thread + kGrain - 1) / kGrain * kGrain);
+  parallel_items((columns + strip - 1) / strip, strip * rows, [&](std::int64_t i) {
+    const std::int64_t first = i * strip, count = std::min(strip, columns - first);
+    std::array<double, static_cast<std::size_t>(kMaxStrip)> totals{};
+    double* const total = totals.data();
+    std::int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) {
+      const T *const a = x + row * columns + first, *const b = a + columns, *const c = b + columns, *const d = c + columns;
+      for (std::int64_t j = 0; j < count; ++j) {
+        total[j] += (static_cast<double>(a[j]) + static_cast<double>(b[j])) + (static_cast<double>(c[j]) + static_cast<double>(d[j]));
+      }
+    }
+    for (; row < rows; ++row) {
+      for (std::int64_t j = 0; j < count; ++j) total[j] += static_cast<double>(x[row * columns + first + j]);
+    }
+    for (std::int64_t j = 0; j < count; ++j) {
+      sums[first + j] = static_cast<T>(accumulate ? static_cast<double>(sums[first + j]) + total[j] : total[j]);
+    }
+  });
+}
+
+}  // namespace pdl

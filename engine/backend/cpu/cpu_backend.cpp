@@ -1,0 +1,20 @@
+#include "engine/backend/cpu/cpu_backend.h"
+
+#include "engine/backend/cpu/gemm.h"
+
+namespace pdl {
+
+// `deterministic` asks for nothing here: no operation of this backend depends on threads or timing in the first place.
+CpuBackend::CpuBackend(Device&, const BackendOptions&) : scratch_(std::make_unique<GemmScratch>()) {}
+
+CpuBackend::~CpuBackend() = default;
+
+std::string CpuBackend::name() const { return "cpu"; }
+
+std::string CpuBackend::library() const {
+  return str("own kernels, ", kVectorName, " vectors, ", kTileRows, "x", kTileColumns, " tiles");
+}
+
+void CpuBackend::set_stream(Stream&) {}
+
+}  // namespace pdl

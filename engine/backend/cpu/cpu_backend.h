@@ -1,0 +1,95 @@
+#pragma once
+// The CPU backend: the readable twin of the CUDA one, and in fp64 the oracle.
+//
+// Most operations are one loop template over fp32 and fp64, in the file named below. Matrix products, convolutions and attention
+// have two forms: plain loops in fp64, which must be obviously right, and the kernel of gemm.h in fp32, which must be fast.
+// Threads: OpenMP over independent rows or samples only, so that no sum depends on the number of threads.
+
+#include <memory>
+#include <string>
+
+#include "engine/backend/backend.h"
+
+namespace pdl {
+
+class GemmScratch;
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(Device& device, const BackendOptions& options);
+  ~CpuBackend() override;
+
+  // linear.cpp
+  void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation) override;
+  void linear_backward_data(Tensor dx, Tensor dy, Tensor w) override;
+  void linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) override;
+
+  // conv.cpp
+  void conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2dGeometry geometry, Activation activation,
+      Tensor workspace) override;
+  void conv2d_backward_data(Tensor dx, Tensor dy, Tensor w, Conv2dGeometry geometry, Tensor workspace) override;
+  void conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, Conv2dGeometry geometry, bool accumulate,
+      Tensor workspace) override;
+  std::int64_t conv2d_workspace_bytes(const Shape& x, const Shape& w, Conv2dGeometry geometry, DType dtype) override;
+
+  // pool.cpp
+  void max_pool_forward(Tensor y, Tensor argmax, Tensor x, std::int64_t kernel) override;
+  void max_pool_backward(Tensor dx, Tensor dy, Tensor argmax, std::int64_t kernel) override;
+  void adaptive_avg_pool_forward(Tensor y, Tensor x) override;
+  void adaptive_avg_pool_backward(Tensor dx, Tensor dy) override;
+
+  // elementwise.cpp
+  void activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) override;
+  void dropout(Tensor y, Tensor x, const DropoutKey& key) override;
+  void residual_add(Tensor y, Tensor residual, Tensor x, const DropoutKey& key) override;
+
+  // norm.cpp
+  void layernorm_forward(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor gamma, Tensor beta) override;
+  void layernorm_backward(Tensor dx, Tensor dgamma, Tensor dbeta, Tensor dy, Tensor dresidual, Tensor x,
+      Tensor gamma, Tensor mean, Tensor rstd, bool accumulate) override;
+
+  // attention.cpp
+  void attention_forward(Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key, std::int64_t first_head,
+      Tensor workspace) override;
+  void attention_backward(Tensor dqkv, Tensor dy, Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key,
+      std::int64_t first_head, Tensor workspace) override;
+  std::int64_t attention_workspace_bytes(const Shape& qkv, DType dtype) const override;
+
+  // embedding.cpp
+  void embedding_forward(Tensor y, Tensor tokens, Tensor wte, Tensor wpe, std::int64_t first_token,
+      const DropoutKey& key) override;
+  void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dy, Tensor tokens, std::int64_t first_token,
+      bool accumulate_wte, bool accumulate_wpe) override;
+
+  // loss.cpp
+  void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
+      double scale) override;
+
+  // range.cpp
+  void fill(Tensor x, double value) override;
+  void copy(Tensor y, Tensor x) override;
+  void add(Tensor y, Tensor x, double scale) override;
+  void scale(Tensor x, double factor) override;
+  void accumulate_sum(Tensor total, Tensor x) override;
+  void sum_of_squares(Tensor totals, Tensor x, const UpdateSegment* segments, std::int64_t count) override;
+
+  // optim.cpp
+  void sgd_update(Tensor values, Tensor grads, Tensor momentum, const UpdateSegment* segments, std::int64_t count,
+      const SgdScalars& scalars) override;
+  void adam_update(Tensor values, Tensor grads, Tensor first_moment, Tensor second_moment,
+      const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) override;
+  void lamb_direction(Tensor direction, Tensor norms, Tensor values, Tensor grads, Tensor first_moment,
+      Tensor second_moment, const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) override;
+  void lamb_apply(Tensor values, Tensor direction, Tensor norms, const UpdateSegment* segments, std::int64_t count,
+      double lr) override;
+
+  // cpu_backend.cpp
+  std::string name() const override;
+  std::string library() const override;
+  void set_stream(Stream& stream) override;
+
+ private:
+  std::unique_ptr<GemmScratch> scratch_;
+};
+
+}  // namespace pdl

@@ -1,0 +1,18 @@
+#include "engine/nn/layer.h"
+
+namespace pdl {
+
+DropoutKey LayerIo::dropout_key(double rate, int place) const {
+  DropoutKey key;
+  key.rate = training ? rate : 0.0;
+  key.seed = batch.seed;
+  key.update = static_cast<std::uint32_t>(batch.update);
+  key.site = static_cast<std::uint32_t>(layer_index * 8 + place);
+  key.sample_ids = batch.sample_ids.defined() ? batch.sample_ids.data<std::int64_t>() : nullptr;
+  key.samples = batch.size;
+  return key;
+}
+
+std::int64_t Layer::workspace_bytes(const Shape&, DType, Backend&) const { return 0; }
+
+}  // namespace pdl

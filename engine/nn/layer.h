@@ -1,0 +1,88 @@
+#pragma once
+// A layer is code without memory: values, gradients, saved activations and workspace are passed in through LayerIo. So the same
+// Linear runs on a data-parallel replica, on gathered shards, on a stashed weight version and on a recomputed slot.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/backend/backend.h"
+#include "engine/nn/param.h"
+
+namespace pdl {
+
+/// The samples of one forward pass, on the device, and what turns them into a gradient.
+struct MicroBatch {
+  std::int64_t size = 0;          ///< N samples
+  Tensor input;                   ///< [N, ...] of the first layer's input; undefined away from the first stage
+  Tensor target;                  ///< int32 [N] or [N, T]; undefined away from the last stage
+  Tensor sample_ids;              ///< int64 [N] global sample ids
+  Tensor metrics;                 ///< fp64 [2]: += sum of losses, += number of correct predictions
+  std::uint64_t seed = 0;
+  std::int64_t update = 0;        ///< dropout key: the optimizer update that these samples belong to
+  double gradient_scale = 1.0;    ///< 1 / (losses in the global batch): sums of gradients are then means
+};
+
+/// Told when a parameter's gradient is complete for this backward pass, in the order in which that happens.
+class GradientListener {
+ public:
+  virtual ~GradientListener() = default;
+  /// `index` into ParamStore::params().
+  virtual void gradient_ready(int index) = 0;
+};
+
+/// Type of statistics and losses beside values of `dtype`: fp32 at least.
+constexpr DType statistics_dtype(DType dtype) { return dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
+
+/// Everything a layer may touch in one call.
+struct LayerIo {
+  LayerIo(Backend& backend_in, const MicroBatch& batch_in) : backend(backend_in), batch(batch_in) {}
+
+  Backend& backend;
+  const MicroBatch& batch;
+  bool training = true;               ///< false: no dropout, nothing needs saving
+  bool wants_input_grad = true;       ///< false for the first layer: dx is not computed
+  int layer_index = 0;                ///< place in the model: dropout sites are layer_index * 8 + k
+
+  Tensor x, y;                        ///< forward: input, output; backward: both as they were
+  Tensor dx, dy;                      ///< backward only; the layer may overwrite dy; dx overwrites
+  std::span<const Tensor> params;     ///< in the order of param_specs
+  std::span<const Tensor> grads;      ///< likewise
+  std::span<const char> accumulate;   ///< likewise: 1 when this gradient already holds a part of the sum
+  std::span<const Tensor> saved;      ///< in the order of saved_specs
+  Tensor workspace;                   ///< uint8, workspace_bytes
+
+  /// Called by the layer once grads[i] is final for this call, last parameter first.
+  struct Ready {
+    virtual ~Ready() = default;
+    virtual void operator()(int i) = 0;
+  };
+  Ready* ready = nullptr;
+  void grad_ready(int i) const {
+    if (ready != nullptr) (*ready)(i);
+  }
+
+  DropoutKey dropout_key(double rate, int place) const;
+};
+
+/// Hyper-parameters only. Shapes are those of the tensors passed in, so the same layer serves any batch and sequence length.
+class Layer {
+ public:
+  virtual ~Layer() = default;
+  virtual std::string name() const = 0;  ///< unique in the model: "features.0", "h.3"
+  virtual std::vector<ParamSpec> param_specs() const { return {}; }
+  virtual Shape output_shape(const Shape& x) const = 0;
+  /// Tensors that forward writes and backward reads, besides x and y. `dtype` is the compute type.
+  virtual std::vector<TensorSpec> saved_specs(const Shape& x, DType dtype) const = 0;
+  virtual std::int64_t workspace_bytes(const Shape& x, DType dtype, Backend& backend) const;
+  /// Multiply-adds count 2. Of the forward pass; the backward pass of every layer here costs twice that.
+  virtual double flops(const Shape& x) const = 0;
+  /// True when forward already wrote the input gradient over x (the loss): dx is x, backward does nothing.
+  virtual bool input_grad_in_place() const { return false; }
+
+  virtual void forward(const LayerIo& io) const = 0;
+  virtual void backward(const LayerIo& io) const = 0;
+};
+
+}  // namespace pdl

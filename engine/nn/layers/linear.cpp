@@ -1,0 +1,51 @@
+#include "engine/nn/layers/linear.h"
+
+namespace pdl {
+
+Tensor as_rows(const Tensor& x) { return x.view(Shape{x.elements() / x.shape().back(), x.shape().back()}); }
+
+std::vector<ParamSpec> Linear::param_specs() const {
+  std::vector<ParamSpec> specs = {
+      {.name = name_ + ".weight", .global_shape = {options_.out, options_.in}, .init = options_.weight_init}};
+  if (options_.bias) {
+    specs.push_back({.name = name_ + ".bias", .global_shape = {options_.out}, .init = options_.bias_init, .decay = false});
+  }
+  return specs;
+}
+
+Shape Linear::output_shape(const Shape& x) const {
+  PDL_CHECK(x.back() == options_.in, name_, " takes ", options_.in, " inputs, not ", x.to_string());
+  Shape y = x;
+  y[y.rank() - 1] = options_.out;
+  return y;
+}
+
+std::vector<TensorSpec> Linear::saved_specs(const Shape& x, DType dtype) const {
+  if (options_.activation != Activation::gelu_tanh) return {};
+  return {{dtype, output_shape(x)}};
+}
+
+double Linear::flops(const Shape& x) const {
+  return 2.0 * static_cast<double>(x.elements()) * static_cast<double>(options_.out);
+}
+
+void Linear::forward(const LayerIo& io) const {
+  const Tensor pre_activation = options_.activation == Activation::gelu_tanh ? as_rows(io.saved[0]) : Tensor();
+  io.backend.linear_forward(as_rows(io.y), pre_activation, as_rows(io.x), io.params[0], options_.bias ? io.params[1] : Tensor(),
+                            options_.activation);
+}
+
+void Linear::backward(const LayerIo& io) const {
+  const Tensor dy = as_rows(io.dy);  // [M, O]
+  if (options_.activation != Activation::none) {
+    const Tensor saved = options_.activation == Activation::gelu_tanh ? io.saved[0] : io.y;
+    io.backend.activation_backward(dy, dy, as_rows(saved), options_.activation);
+  }
+  // The weight gradient comes first, so that its reduction can hide behind the data gradient.
+  io.backend.linear_backward_weight(io.grads[0], options_.bias ? io.grads[1] : Tensor(), dy, as_rows(io.x), io.accumulate[0] != 0);
+  if (options_.bias) io.grad_ready(1);
+  io.grad_ready(0);
+  if (io.wants_input_grad) io.backend.linear_backward_data(as_rows(io.dx), dy, io.params[0]);
+}
+
+}  // namespace pdl

@@ -1,0 +1,106 @@
+#include "engine/nn/param.h"
+
+#include <map>
+
+#include "engine/base/random.h"
+
+namespace pdl {
+namespace {
+
+/// Fewer values than this are not worth waking other threads.
+constexpr std::int64_t kParallelElements = 4096;
+
+double initial_value(const InitRule& rule, const RandomStream& stream, std::int64_t element) {
+  const auto index = static_cast<std::uint64_t>(element);
+  switch (rule.kind) {
+    case InitRule::Kind::zeros: break;
+    case InitRule::Kind::ones: return 1.0;
+    case InitRule::Kind::normal: return rule.scale * stream.normal(index);
+    case InitRule::Kind::uniform: return rule.scale * (2.0 * stream.uniform(index) - 1.0);
+  }
+  return 0.0;
+}
+
+/// A slice along an axis is a run of global elements for each combination of the extents before that axis.
+struct SliceRuns {
+  explicit SliceRuns(const ParamSpec& spec) : run(spec.shape().elements()) {
+    if (spec.slice.axis < 0) return;
+    std::int64_t inner = 1;
+    for (int axis = spec.slice.axis + 1; axis < spec.global_shape.rank(); ++axis) inner *= spec.global_shape[axis];
+    run = spec.slice.count * inner;
+    pitch = spec.global_shape[spec.slice.axis] * inner;
+    first = spec.slice.begin * inner;
+  }
+  /// The global element that held element `i` is.
+  std::int64_t global(std::int64_t i) const { return i / run * pitch + first + i % run; }
+
+  std::int64_t run, pitch = 0, first = 0;
+};
+
+template <typename T>
+void fill(T* values, const ParamSpec& spec, const RandomStream& stream) {
+  const std::int64_t count = spec.shape().elements();
+  const SliceRuns runs(spec);
+#pragma omp parallel for schedule(static) if (count > kParallelElements)
+  for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<T>(initial_value(spec.init, stream, runs.global(i)));
+}
+
+}  // namespace
+
+void fill_initial_values(Tensor values, const ParamSpec& spec, int id, std::uint64_t seed) {
+  PDL_CHECK(values.elements() == spec.shape().elements(), spec.name, ": ", values.shape().to_string());
+  const RandomStream stream(seed, RandomUse::init, static_cast<std::uint64_t>(id));
+  if (values.dtype() == DType::fp64) return fill(values.data<double>(), spec, stream);
+  fill(values.data<float>(), spec, stream);
+}
+
+ParamStore::ParamStore(std::vector<ParamSpec> specs, std::vector<int> layers, std::vector<int> ids) {
+  PDL_CHECK(specs.size() == layers.size() && specs.size() == ids.size(), "one layer and one id for each parameter");
+  std::map<std::string, int> index_of;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    ParamSpec& spec = specs[i];
+    const auto target = spec.tied_to.empty() ? index_of.end() : index_of.find(spec.tied_to);
+    if (target != index_of.end()) {
+      PDL_CHECK(params_[static_cast<std::size_t>(target->second)].spec.shape() == spec.shape(), spec.name, " tied to another shape");
+      owner_.push_back(target->second);
+      continue;
+    }
+    const std::int64_t count = spec.shape().elements();
+    const int index = static_cast<int>(params_.size());
+    PDL_CHECK(index_of.emplace(spec.name, index).second, "two parameters are called ", spec.name);
+    params_.push_back({.spec = std::move(spec), .id = ids[i], .layer = layers[i], .offset = elements_, .count = count});
+    owner_.push_back(index);
+    elements_ += count;
+  }
+}
+
+void ParamStore::allocate(Device& device, DType dtype, bool with_gradients) {
+  dtype_ = dtype;
+  values_ = device.allocate(elements_ * size_of(dtype), MemoryKind::parameters);
+  if (with_gradients) grads_ = device.allocate(elements_ * size_of(dtype), MemoryKind::gradients);
+}
+
+void ParamStore::initialise(Device& device, std::uint64_t seed) {
+  Stream& stream = device.compute_stream();
+  std::vector<char> host;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const Tensor values = view(this->values(), static_cast<int>(i));
+    host.resize(static_cast<std::size_t>(values.bytes()));
+    fill_initial_values(Tensor(host.data(), dtype_, values.shape()), params_[i].spec, params_[i].id, seed);
+    device.copy(values.raw(), host.data(), values.bytes(), stream);
+    stream.synchronize();
+  }
+}
+
+Tensor ParamStore::view(const Tensor& flat, int index) const {
+  const Param& param = params_[static_cast<std::size_t>(index)];
+  return flat.range(param.offset, param.count).view(param.spec.shape());
+}
+
+std::vector<UpdateSegment> ParamStore::segments() const {
+  std::vector<UpdateSegment> segments;
+  for (const Param& param : params_) segments.push_back({.offset = param.offset, .count = param.count, .decay = param.spec.decay});
+  return segments;
+}
+
+}  // namespace pdl

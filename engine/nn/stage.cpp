@@ -1,0 +1,158 @@
+#include "engine/nn/stage.h"
+
+#include <algorithm>
+
+namespace pdl {
+namespace {
+
+constexpr std::int64_t kAlignment = 64;
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+/// Tells the listener of a parameter once its last contribution in this pass is in: a tied one is heard of at the later layer.
+struct StoreReady final : LayerIo::Ready {
+  void operator()(int i) override {
+    const int owner = store->owner((*registered)[static_cast<std::size_t>(i)]);
+    if (--(*pending)[static_cast<std::size_t>(owner)] == 0 && listener != nullptr) listener->gradient_ready(owner);
+  }
+  const ParamStore* store = nullptr;
+  const std::vector<int>* registered = nullptr;
+  std::vector<int>* pending = nullptr;
+  GradientListener* listener = nullptr;
+};
+
+}  // namespace
+
+Stage::Stage(const LayerList& layers, int first, int last, const TensorSpec& sample_input, std::int64_t max_samples, DType dtype,
+             Backend& backend)
+    : first_(first), last_(last), sample_input_(sample_input), max_samples_(max_samples), dtype_(dtype), backend_(backend) {
+  PDL_CHECK(first >= 0 && first < last && last <= static_cast<int>(layers.size()), "layers ", first, " to ", last);
+  const std::vector<Shape> shapes = layer_input_shapes(layers, sample_input, max_samples);
+  input_shape_ = shapes[static_cast<std::size_t>(first)];
+  std::int64_t largest_gradient = 0;
+  int registered = 0;
+  for (int index = first; index < last; ++index) {
+    const auto i = static_cast<std::size_t>(index);
+    PlacedLayer placed;
+    placed.layer = layers[i].get();
+    placed.index = index;
+    for (std::size_t p = 0; p < layers[i]->param_specs().size(); ++p) placed.params.push_back(registered++);
+    placed.y_offset = slot_bytes_;
+    slot_bytes_ += aligned(shapes[i + 1].elements() * size_of(dtype));
+    for (const TensorSpec& spec : layers[i]->saved_specs(shapes[i], dtype)) {
+      placed.saved_offsets.push_back(slot_bytes_);
+      slot_bytes_ += aligned(spec.bytes());
+    }
+    workspace_bytes_ = std::max(workspace_bytes_, layers[i]->workspace_bytes(shapes[i], dtype, backend));
+    // A gradient of this layer's input, unless nobody reads it or it lies over the input itself.
+    if (index > 0 && !layers[i]->input_grad_in_place()) {
+      largest_gradient = std::max(largest_gradient, aligned(shapes[i].elements() * size_of(dtype)));
+    }
+    placed_.push_back(std::move(placed));
+  }
+  scratch_bytes_ = 2 * largest_gradient;
+}
+
+void Stage::allocate(Device& device) {
+  for (Buffer& buffer : scratch_) buffer = device.allocate(scratch_bytes_ / 2, MemoryKind::activations);
+  workspace_ = device.allocate(workspace_bytes_, MemoryKind::workspace);
+}
+
+std::vector<Shape> Stage::shapes_for(std::int64_t samples) const {
+  std::vector<Shape> shapes = {input_shape_.with_first(samples)};
+  for (const PlacedLayer& placed : placed_) shapes.push_back(placed.layer->output_shape(shapes.back()));
+  return shapes;
+}
+
+TensorSpec Stage::input_spec(std::int64_t samples) const {
+  return {first_ == 0 && sample_input_.dtype == DType::int32 ? DType::int32 : dtype_, input_shape_.with_first(samples)};
+}
+
+TensorSpec Stage::output_spec(std::int64_t samples) const { return {dtype_, shapes_for(samples).back()}; }
+
+double Stage::forward_flops(std::int64_t samples) const {
+  const std::vector<Shape> shapes = shapes_for(samples);
+  double flops = 0.0;
+  for (std::size_t i = 0; i < placed_.size(); ++i) flops += placed_[i].layer->flops(shapes[i]);
+  return flops;
+}
+
+LayerIo Stage::layer_io(std::size_t position, const Pass& pass, const std::vector<Shape>& shapes, bool training) {
+  const PlacedLayer& placed = placed_[position];
+  const auto y_of = [&](std::size_t p) {
+    return shapes[p + 1].empty() ? Tensor() : pass.slot.buffer().tensor(dtype_, shapes[p + 1], placed_[p].y_offset);
+  };
+  LayerIo io(backend_, pass.batch);
+  io.training = training;
+  io.wants_input_grad = placed.index > 0;
+  io.layer_index = placed.index;
+  io.x = position == 0 ? pass.x : y_of(position - 1);
+  io.y = y_of(position);
+  params_.clear();
+  for (int registered : placed.params) params_.push_back(pass.store.view(pass.values, pass.store.owner(registered)));
+  saved_.clear();
+  const std::vector<TensorSpec> specs = placed.layer->saved_specs(shapes[position], dtype_);
+  for (std::size_t s = 0; s < specs.size(); ++s) {
+    saved_.push_back(pass.slot.buffer().tensor(specs[s].dtype, specs[s].shape, placed.saved_offsets[s]));
+  }
+  io.params = params_;
+  io.saved = saved_;
+  io.workspace = workspace_.tensor(DType::uint8, Shape{workspace_bytes_});
+  return io;
+}
+
+Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch, const Tensor& x,
+                      bool training) {
+  PDL_CHECK(batch.size > 0 && batch.size <= max_samples_, "a slot for ", max_samples_, " samples was given ", batch.size);
+  const std::vector<Shape> shapes = shapes_for(batch.size);
+  const Pass pass{store, values, slot, batch, x};
+  Tensor y;
+  for (std::size_t position = 0; position < placed_.size(); ++position) {
+    const LayerIo io = layer_io(position, pass, shapes, training);
+    placed_[position].layer->forward(io);
+    y = io.y;
+  }
+  return y;
+}
+
+Tensor Stage::backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched, const Slot& slot,
+                       const MicroBatch& batch, const Tensor& x, Tensor dy, GradientListener* listener) {
+  const std::vector<Shape> shapes = shapes_for(batch.size);
+  const Pass pass{store, values, slot, batch, x};
+  std::vector<int> pending(store.params().size(), 0);
+  for (const PlacedLayer& placed : placed_) {
+    for (int registered : placed.params) ++pending[static_cast<std::size_t>(store.owner(registered))];
+  }
+  StoreReady ready;
+  ready.store = &store;
+  ready.pending = &pending;
+  ready.listener = listener;
+  int free_scratch = dy.defined() && dy.raw() == scratch_[0].raw() ? 1 : 0;
+  for (std::size_t position = placed_.size(); position-- > 0;) {
+    const PlacedLayer& placed = placed_[position];
+    LayerIo io = layer_io(position, pass, shapes, true);
+    grads_.clear();
+    accumulate_.clear();
+    for (int registered : placed.params) {
+      const int owner = store.owner(registered);
+      grads_.push_back(store.view(grads, owner));
+      accumulate_.push_back(touched[static_cast<std::size_t>(owner)]);
+      touched[static_cast<std::size_t>(owner)] = 1;
+    }
+    io.grads = grads_;
+    io.accumulate = accumulate_;
+    ready.registered = &placed.params;
+    io.ready = &ready;
+    io.dy = dy;
+    if (placed.layer->input_grad_in_place()) {
+      io.dx = io.x;
+    } else if (io.wants_input_grad) {
+      io.dx = scratch_[free_scratch].tensor(dtype_, shapes[position]);
+      free_scratch = 1 - free_scratch;
+    }
+    placed.layer->backward(io);
+    dy = io.dx;
+  }
+  return dy;
+}
+
+}  // namespace pdl

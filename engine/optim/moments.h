@@ -1,0 +1,41 @@
+#pragma once
+// What the update rules share: flat ranges of state beside the weights, and the makers of the rules.
+
+#include <memory>
+#include <vector>
+
+#include "engine/optim/optimizer.h"
+
+namespace pdl {
+
+/// Type of moments beside weights of `dtype`: small weights change by less than a small type can add up.
+constexpr DType moment_dtype(DType dtype) { return dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
+
+/// `count` zeroed ranges, one element for each weight, and the segments that an update runs over.
+class Moments {
+ public:
+  explicit Moments(int count) : count_(count) {}
+
+  void allocate(Device& device, std::int64_t elements, DType dtype, std::vector<UpdateSegment> segments);
+  int count() const { return count_; }
+  Tensor operator[](int i) const;
+  std::vector<Tensor> all() const;
+  const std::vector<UpdateSegment>& segments() const { return segments_; }
+  std::int64_t segment_count() const { return static_cast<std::int64_t>(segments_.size()); }
+  /// Throws when a step's ranges are not those of `allocate`.
+  void check(const OptimizerStep& step) const;
+
+ private:
+  int count_;
+  std::int64_t elements_ = -1;
+  DType dtype_ = DType::fp32;
+  std::vector<UpdateSegment> segments_;
+  std::vector<Buffer> buffers_;
+};
+
+std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options);
+/// adam, or adamw when the options say so.
+std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options);
+std::unique_ptr<Optimizer> make_lamb(const OptimizerOptions& options);
+
+}  // namespace pdl

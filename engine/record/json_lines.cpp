@@ -1,0 +1,392 @@
+#include "engine/record/json_lines.h"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "engine/base/error.h"
+
+namespace pdl {
+namespace {
+
+using Json = nlohmann::ordered_json;  // fields stay in the order in which a reader wants them
+
+// ---- writing ----------------------------------------------------------------------------------------------------
+
+Json number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+/// Byte counts are whole numbers even as means over ranks.
+Json bytes(double value) {
+  if (!std::isfinite(value)) return number(value);
+  return static_cast<std::int64_t>(std::llround(value));
+}
+
+Json seconds(const Spread& spread) {
+  return {{"min", number(spread.min)}, {"mean", number(spread.mean)}, {"max", number(spread.max)}};
+}
+
+Json bytes(const Spread& spread) {
+  return {{"min", bytes(spread.min)}, {"mean", bytes(spread.mean)}, {"max", bytes(spread.max)}};
+}
+
+Json memory_peak(const EpochRecord& record) {
+  Json json = Json::object();
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
+    json[std::string(kMemoryKindNames[kind])] = bytes(record.memory_peak_bytes[kind]);
+  }
+  json["total"] = bytes(record.memory_peak_total_bytes);
+  return json;
+}
+
+Json memory_predicted(const MemoryByKind& memory) {
+  Json json = Json::object();
+  for (int kind = 0; kind < kMemoryKinds; ++kind) json[std::string(kMemoryKindNames[kind])] = memory.bytes[kind];
+  json["total"] = memory.total();
+  return json;
+}
+
+Json comm(const std::map<std::string, CommRecord>& operations) {
+  Json json = Json::object();
+  for (const auto& [operation, record] : operations) {
+    json[operation] = {{"calls", record.calls},
+                       {"bytes", record.bytes},
+                       {"busy_s", number(record.busy_s)},
+                       {"exposed_s", number(record.exposed_s)}};
+  }
+  return json;
+}
+
+std::string dumped(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+/// JSON inside JSON. What does not parse is kept as text rather than lost: a record is no place to fail.
+Json embedded(const std::string& text) {
+  if (text.empty()) return Json::object();
+  Json json = Json::parse(text, nullptr, false);
+  if (!json.is_discarded()) return json;
+  const std::string valid_utf8 = Json::parse(dumped(Json(text), -1)).get<std::string>();
+  json = Json::parse(valid_utf8, nullptr, false);
+  return json.is_discarded() ? Json::object({{"unparsed", valid_utf8}}) : json;
+}
+
+Json rank_list(const std::vector<RankRecord>& ranks) {
+  Json json = Json::array();
+  for (const RankRecord& rank : ranks) {
+    json.push_back({{"rank", rank.rank},
+                    {"local_rank", rank.local_rank},
+                    {"host", rank.host},
+                    {"device", rank.device},
+                    {"device_uuid", rank.device_uuid},
+                    {"threads", rank.threads}});
+  }
+  return json;
+}
+
+Json resume_list(const std::vector<ResumeRecord>& resumes) {
+  Json json = Json::array();
+  for (const ResumeRecord& resume : resumes) {
+    json.push_back({{"start_utc", resume.start_utc},
+                    {"first_epoch", resume.first_epoch},
+                    {"previous_status", resume.previous_status},
+                    {"previous_config_hash", resume.previous_config_hash}});
+  }
+  return json;
+}
+
+Json host_list(const std::vector<RankRecord>& ranks) {
+  std::set<std::string> hosts;
+  for (const RankRecord& rank : ranks) hosts.insert(rank.host);
+  return Json(hosts);
+}
+
+// ---- reading ----------------------------------------------------------------------------------------------------
+
+[[noreturn]] void wrong(const std::string& field, const char* what) {
+  throw Error(str("field \"", field, "\" ", what), ExitCode::data);
+}
+
+/// A JSON object that is read field by field; complaints name the field with its path.
+class Fields {
+ public:
+  Fields(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
+    if (!json_.is_object()) wrong(path_, "is no object");
+  }
+
+  const Json& at(const std::string& key) const {
+    const auto found = json_.find(key);
+    if (found == json_.end()) wrong(named(key), "is missing");
+    return *found;
+  }
+  Fields section(const std::string& key) const { return Fields(at(key), named(key)); }
+
+  double real(const std::string& key) const {
+    const Json& value = at(key);
+    if (value.is_number()) return value.get<double>();
+    if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
+    if (value == "inf") return std::numeric_limits<double>::infinity();
+    if (value == "-inf") return -std::numeric_limits<double>::infinity();
+    wrong(named(key), "is no number");
+  }
+  std::int64_t integer(const std::string& key) const {
+    if (!at(key).is_number_integer()) wrong(named(key), "is no whole number");
+    return at(key).get<std::int64_t>();
+  }
+  int small_integer(const std::string& key) const { return static_cast<int>(integer(key)); }
+  std::string text(const std::string& key) const {
+    if (!at(key).is_string()) wrong(named(key), "is no text");
+    return at(key).get<std::string>();
+  }
+  bool flag(const std::string& key) const {
+    if (!at(key).is_boolean()) wrong(named(key), "is neither true nor false");
+    return at(key).get<bool>();
+  }
+  Spread spread(const std::string& key) const {
+    const Fields fields = section(key);
+    return {fields.real("min"), fields.real("mean"), fields.real("max")};
+  }
+  std::map<std::string, std::string> texts(const std::string& key) const {
+    std::map<std::string, std::string> texts;
+    const Fields fields = section(key);
+    for (const auto& item : fields.json_.items()) texts[item.key()] = fields.text(item.key());
+    return texts;
+  }
+  const Json& list(const std::string& key) const {
+    if (!at(key).is_array()) wrong(named(key), "is no list");
+    return at(key);
+  }
+  void require_our_version() const {
+    const std::int64_t version = integer("schema_version");
+    if (version == kSchemaVersion) return;
+    throw Error(str("schema version ", version, "; this program reads version ", kSchemaVersion), ExitCode::data);
+  }
+
+ private:
+  std::string named(const std::string& key) const { return path_.empty() ? key : str(path_, ".", key); }
+  const Json& json_;
+  std::string path_;
+};
+
+Json parsed(const std::string& text) {
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    throw Error(str("no JSON: ", error.what()), ExitCode::data);
+  }
+}
+
+void read_memory(const Fields& fields, EpochRecord& record) {
+  const Fields peak = fields.section("memory_peak_bytes");
+  const Fields predicted = fields.section("memory_predicted_bytes");
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
+    const std::string name(kMemoryKindNames[kind]);
+    record.memory_peak_bytes[kind] = peak.spread(name);
+    record.memory_predicted_bytes.bytes[kind] = predicted.integer(name);
+  }
+  record.memory_peak_total_bytes = peak.spread("total");
+  record.device_memory_used_bytes = fields.integer("device_memory_used_bytes");
+}
+
+void read_comm(const Fields& fields, EpochRecord& record) {
+  const Fields operations = fields.section("comm");
+  for (const auto& item : fields.at("comm").items()) {
+    const Fields one = operations.section(item.key());
+    record.comm[item.key()] = {one.integer("calls"), one.integer("bytes"), one.real("busy_s"), one.real("exposed_s")};
+  }
+}
+
+void read_times(const Fields& fields, EpochRecord& record) {
+  record.epoch_s = fields.real("epoch_s");
+  record.train_s = fields.spread("train_s");
+  record.eval_s = fields.real("eval_s");
+  record.data_s = fields.spread("data_s");
+  record.forward_s = fields.spread("forward_s");
+  record.backward_s = fields.spread("backward_s");
+  record.comm_exposed_s = fields.spread("comm_exposed_s");
+  record.optimizer_s = fields.spread("optimizer_s");
+  record.bubble_fraction = fields.real("bubble_fraction");
+  const Fields step = fields.section("step_ms");
+  record.step_ms = {step.real("median"), step.real("p5"),  step.real("p95"),
+                    step.real("p99"),    step.real("min"), step.real("max")};
+  record.samples_per_s = fields.real("samples_per_s");
+  record.tokens_per_s = fields.real("tokens_per_s");
+  record.flops_per_s = fields.real("flops_per_s");
+  record.elapsed_s = fields.real("elapsed_s");
+}
+
+RunStatus status_named(const std::string& name) {
+  for (const RunStatus status :
+       {RunStatus::running, RunStatus::success, RunStatus::failed, RunStatus::diverged, RunStatus::interrupted}) {
+    if (name == name_of(status)) return status;
+  }
+  throw Error(str("unknown status \"", name, "\""), ExitCode::data);
+}
+
+void read_world(const Fields& world, RunRecord& run) {
+  run.dp = world.small_integer("dp");
+  run.tp = world.small_integer("tp");
+  run.pp = world.small_integer("pp");
+  run.ranks_per_device = world.small_integer("ranks_per_device");
+  run.comm = world.text("comm");
+  run.launcher = world.text("launcher");
+}
+
+void read_ranks(const Fields& fields, RunRecord& run) {
+  for (const Json& json : fields.list("ranks")) {
+    const Fields rank(json, "ranks[]");
+    run.ranks.push_back({rank.small_integer("rank"), rank.small_integer("local_rank"), rank.text("host"),
+                         rank.text("device"), rank.text("device_uuid"), rank.small_integer("threads")});
+  }
+}
+
+void read_resumes(const Fields& fields, RunDocument& document) {
+  for (const Json& json : fields.list("resumes")) {
+    const Fields resume(json, "resumes[]");
+    document.resumes.push_back({resume.text("start_utc"), resume.integer("first_epoch"), resume.text("previous_status"),
+                                resume.text("previous_config_hash")});
+  }
+}
+
+}  // namespace
+
+std::string to_json_line(const EpochRecord& record) {
+  const StepPercentiles& step = record.step_ms;
+  const Json json = {
+      {"schema_version", kSchemaVersion},
+      {"epoch", record.epoch},
+      {"steps", record.steps},
+      {"samples", record.samples},
+      {"tokens", record.tokens},
+      {"epoch_s", number(record.epoch_s)},
+      {"train_s", seconds(record.train_s)},
+      {"eval_s", number(record.eval_s)},
+      {"data_s", seconds(record.data_s)},
+      {"forward_s", seconds(record.forward_s)},
+      {"backward_s", seconds(record.backward_s)},
+      {"comm_exposed_s", seconds(record.comm_exposed_s)},
+      {"optimizer_s", seconds(record.optimizer_s)},
+      {"bubble_fraction", number(record.bubble_fraction)},
+      {"step_ms",
+       {{"median", number(step.median)},
+        {"p5", number(step.p5)},
+        {"p95", number(step.p95)},
+        {"p99", number(step.p99)},
+        {"min", number(step.min)},
+        {"max", number(step.max)}}},
+      {"samples_per_s", number(record.samples_per_s)},
+      {"tokens_per_s", number(record.tokens_per_s)},
+      {"flops_per_s", number(record.flops_per_s)},
+      {"train_loss", number(record.train_loss)},
+      {"val_loss", number(record.val_loss)},
+      {"val_metric", {{"name", record.val_metric_name}, {"value", number(record.val_metric)}}},
+      {"lr", number(record.lr)},
+      {"elapsed_s", number(record.elapsed_s)},
+      {"memory_peak_bytes", memory_peak(record)},
+      {"memory_predicted_bytes", memory_predicted(record.memory_predicted_bytes)},
+      {"device_memory_used_bytes", record.device_memory_used_bytes},
+      {"comm", comm(record.comm)},
+      {"extrapolated", record.extrapolated},
+  };
+  return dumped(json, -1);
+}
+
+EpochRecord epoch_from_json_line(const std::string& line) {
+  const Json json = parsed(line);
+  const Fields fields(json, "");
+  fields.require_our_version();
+  EpochRecord record;
+  record.epoch = fields.integer("epoch");
+  record.steps = fields.integer("steps");
+  record.samples = fields.integer("samples");
+  record.tokens = fields.integer("tokens");
+  read_times(fields, record);
+  record.train_loss = fields.real("train_loss");
+  record.val_loss = fields.real("val_loss");
+  record.val_metric_name = fields.section("val_metric").text("name");
+  record.val_metric = fields.section("val_metric").real("value");
+  record.lr = fields.real("lr");
+  read_memory(fields, record);
+  read_comm(fields, record);
+  record.extrapolated = fields.flag("extrapolated");
+  return record;
+}
+
+std::string to_json(const RunDocument& document) {
+  const RunRecord& run = document.run;
+  const Json json = {
+      {"schema_version", kSchemaVersion},
+      {"status", std::string(name_of(document.status))},
+      {"reason", document.reason},
+      {"name", run.name},
+      {"engine", run.engine},
+      {"model", run.model},
+      {"backend", run.backend},
+      {"dtype", run.dtype},
+      {"start_utc", run.start_utc},
+      {"end_utc", document.end_utc},
+      {"epochs_planned", run.epochs_planned},
+      {"epochs_recorded", document.epochs_recorded},
+      {"world",
+       {{"ranks", run.ranks.size()},
+        {"dp", run.dp},
+        {"tp", run.tp},
+        {"pp", run.pp},
+        {"ranks_per_device", run.ranks_per_device},
+        {"comm", run.comm},
+        {"launcher", run.launcher}}},
+      {"synthetic_data", run.synthetic_data},
+      {"data", run.data},
+      {"command", run.command},
+      {"config_hash", run.config_hash},
+      {"config", embedded(run.config_json)},
+      {"engine_description", embedded(run.engine_description_json)},
+      {"versions", run.versions},
+      {"environment", run.environment},
+      {"hosts", host_list(run.ranks)},
+      {"ranks", rank_list(run.ranks)},
+      {"resumes", resume_list(document.resumes)},
+  };
+  return dumped(json, 2) + "\n";
+}
+
+RunDocument run_from_json(const std::string& text) {
+  const Json json = parsed(text);
+  const Fields fields(json, "");
+  fields.require_our_version();
+  RunDocument document;
+  document.status = status_named(fields.text("status"));
+  document.reason = fields.text("reason");
+  document.end_utc = fields.text("end_utc");
+  document.epochs_recorded = fields.integer("epochs_recorded");
+  read_resumes(fields, document);
+  RunRecord& run = document.run;
+  run.name = fields.text("name");
+  run.engine = fields.text("engine");
+  run.model = fields.text("model");
+  run.backend = fields.text("backend");
+  run.dtype = fields.text("dtype");
+  run.start_utc = fields.text("start_utc");
+  run.epochs_planned = fields.integer("epochs_planned");
+  read_world(fields.section("world"), run);
+  run.synthetic_data = fields.flag("synthetic_data");
+  run.data = fields.texts("data");
+  run.command = fields.text("command");
+  run.config_hash = fields.text("config_hash");
+  run.config_json = dumped(fields.at("config"), -1);
+  run.engine_description_json = dumped(fields.at("engine_description"), -1);
+  run.versions = fields.texts("versions");
+  run.environment = fields.texts("environment");
+  read_ranks(fields, run);
+  return document;
+}
+
+std::string json_text(const std::string& text) { return dumped(Json(text), -1); }
+
+std::string json_number(double value) { return dumped(number(value), -1); }
+
+}  // namespace pdl

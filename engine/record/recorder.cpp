@@ -1,0 +1,266 @@
+#include "engine/record/recorder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "engine/base/error.h"
+
+namespace pdl {
+namespace {
+
+constexpr double kEncodingMark = 20001.0;  // first of all numbers: catches a gather that mixed up its parts
+constexpr double kMsPerS = 1000.0;
+
+/// Reads numbers one after the other and never beyond their end.
+class Numbers {
+ public:
+  explicit Numbers(std::span<const double> numbers) : numbers_(numbers) {}
+  double real() {
+    PDL_CHECK(next_ < numbers_.size(), "an encoded epoch ends after ", numbers_.size(), " numbers");
+    return numbers_[next_++];
+  }
+  std::int64_t integer() { return static_cast<std::int64_t>(real()); }
+  /// A count of things that follow.
+  std::size_t count() {
+    const double count = real();
+    PDL_CHECK(count >= 0.0 && count <= static_cast<double>(numbers_.size()), "an encoded epoch counts ", count);
+    return static_cast<std::size_t>(count);
+  }
+
+ private:
+  std::span<const double> numbers_;
+  std::size_t next_ = 0;
+};
+
+void append(std::vector<double>& numbers, const MemoryByKind& memory) {
+  for (const std::int64_t bytes : memory.bytes) numbers.push_back(static_cast<double>(bytes));
+}
+
+MemoryByKind read_memory(Numbers& numbers) {
+  MemoryByKind memory;
+  for (std::int64_t& bytes : memory.bytes) bytes = numbers.integer();
+  return memory;
+}
+
+template <typename Value>
+Spread spread_over(const std::vector<RankEpoch>& ranks, Value value) {
+  std::vector<double> values;
+  for (const RankEpoch& rank : ranks) values.push_back(static_cast<double>(value(rank)));
+  return spread_of(values);
+}
+
+/// Waits of one rank, wherever they happened: of all operations, or of those of one axis.
+double exposed_s(const RankEpoch& rank, const std::string& axis = "") {
+  double sum = 0.0;
+  for (const auto& [operation, record] : rank.comm) {
+    if (axis.empty() || operation.starts_with(axis + ".")) sum += record.exposed_s;
+  }
+  return sum;
+}
+
+void merge_times(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
+  const auto phase_spread = [&ranks](Phase phase) {
+    return spread_over(ranks, [phase](const RankEpoch& rank) { return rank.phase(phase); });
+  };
+  record.train_s = spread_over(ranks, [](const RankEpoch& rank) { return rank.train_s; });
+  record.eval_s = spread_over(ranks, [](const RankEpoch& rank) { return rank.eval_s; }).max;
+  record.data_s = phase_spread(Phase::data);
+  record.forward_s = phase_spread(Phase::forward);
+  record.backward_s = phase_spread(Phase::backward);
+  record.optimizer_s = phase_spread(Phase::optimizer);
+  // Waits inside forward and backward (tensor and pipeline parallelism) count too, so the ledger of the communicator
+  // knows better than the phase; without one, the phase is all there is.
+  record.comm_exposed_s = spread_over(ranks, [](const RankEpoch& rank) {
+    return rank.comm.empty() ? rank.phase(Phase::communication) : exposed_s(rank);
+  });
+  const double pipeline_s = spread_over(ranks, [](const RankEpoch& rank) { return exposed_s(rank, "pp"); }).mean;
+  record.bubble_fraction = record.train_s.mean > 0.0 ? pipeline_s / record.train_s.mean : 0.0;
+}
+
+void merge_memory(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
+  for (std::size_t kind = 0; kind < kMemoryKinds; ++kind) {
+    record.memory_peak_bytes[kind] =
+        spread_over(ranks, [kind](const RankEpoch& rank) { return rank.memory_peak.bytes[kind]; });
+  }
+  record.memory_peak_total_bytes = spread_over(ranks, [](const RankEpoch& rank) { return rank.memory_peak_total; });
+  for (const RankEpoch& rank : ranks) {
+    record.device_memory_used_bytes = std::max(record.device_memory_used_bytes, rank.device_memory_used);
+    // One rank's prediction as a whole: the largest of each kind, taken from different ranks, would describe no rank.
+    if (rank.memory_predicted.total() > record.memory_predicted_bytes.total()) {
+      record.memory_predicted_bytes = rank.memory_predicted;
+    }
+  }
+}
+
+void merge_comm(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
+  const auto count = static_cast<double>(ranks.size());
+  for (const RankEpoch& rank : ranks) {
+    for (const auto& [operation, mine] : rank.comm) {
+      CommRecord& merged = record.comm[operation];
+      merged.calls = std::max(merged.calls, mine.calls);
+      merged.bytes = std::max(merged.bytes, mine.bytes);
+      merged.busy_s += mine.busy_s / count;
+      merged.exposed_s += mine.exposed_s / count;
+    }
+  }
+}
+
+double scaled(double seconds, std::int64_t measured, std::int64_t whole) {
+  return measured > 0 && whole > measured ? seconds * static_cast<double>(whole) / static_cast<double>(measured)
+                                          : seconds;
+}
+
+void merge_speed(const std::vector<RankEpoch>& ranks, const EpochFacts& facts, EpochRecord& record) {
+  std::vector<double> step_ms = slowest_step_ms(ranks);
+  const auto warmup = static_cast<std::size_t>(ranks.front().warmup_steps);
+  step_ms.erase(step_ms.begin(), step_ms.begin() + static_cast<std::ptrdiff_t>(std::min(warmup, step_ms.size())));
+  const double counted_s = std::accumulate(step_ms.begin(), step_ms.end(), 0.0) / kMsPerS;
+  const auto counted_steps = static_cast<std::int64_t>(step_ms.size());
+  if (counted_s > 0.0) record.samples_per_s = static_cast<double>(ranks.front().counted_samples) / counted_s;
+  if (facts.samples > 0) {
+    record.tokens_per_s = record.samples_per_s * static_cast<double>(facts.tokens) / static_cast<double>(facts.samples);
+  }
+  record.flops_per_s = record.samples_per_s * facts.flops_per_sample;
+  record.step_ms = percentiles(std::move(step_ms));
+
+  const bool partial_training = facts.full_steps > facts.steps;
+  record.extrapolated = partial_training || facts.full_eval_steps > facts.eval_steps;
+  // Warm-up would be multiplied as well, so a whole epoch is made of the steps that count.
+  const double train_s = partial_training ? scaled(counted_s, counted_steps, facts.full_steps) : record.train_s.max;
+  record.epoch_s = train_s + scaled(record.eval_s, facts.eval_steps, facts.full_eval_steps);
+}
+
+}  // namespace
+
+PhaseClock::PhaseClock(std::int64_t warmup_steps, Clock clock) : clock_(std::move(clock)), warmup_left_(warmup_steps) {}
+
+double PhaseClock::steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void PhaseClock::epoch_begin() {
+  epoch_ = RankEpoch();
+  step_samples_.clear();
+  phase_ = Phase::other;
+  open_steps_ = 0;
+  epoch_start_ = phase_start_ = step_start_ = clock_();
+}
+
+void PhaseClock::enter(Phase phase, double now) {
+  epoch_.phase_s[static_cast<std::size_t>(phase_)] += now - phase_start_;
+  phase_ = phase;
+  phase_start_ = now;
+}
+
+void PhaseClock::phase(Phase phase) { enter(phase, clock_()); }
+
+void PhaseClock::step_begin() {
+  if (open_steps_++ == 0) step_start_ = clock_();
+}
+
+void PhaseClock::step_end(const StepReport& report) {
+  const double now = clock_();
+  enter(Phase::other, now);
+  epoch_.step_ms.push_back((now - step_start_) * kMsPerS);
+  step_samples_.push_back(report.samples);
+  step_start_ = now;
+  open_steps_ = std::max(open_steps_ - 1, 0);
+  last_step_ = report;
+}
+
+RankEpoch PhaseClock::epoch_end() {
+  const double now = clock_();
+  enter(Phase::other, now);
+  epoch_.train_s = now - epoch_start_;
+  const auto steps = static_cast<std::int64_t>(step_samples_.size());
+  epoch_.warmup_steps = std::clamp<std::int64_t>(steps - 1, 0, std::max<std::int64_t>(warmup_left_, 0));
+  warmup_left_ -= epoch_.warmup_steps;
+  epoch_.counted_samples =
+      std::accumulate(step_samples_.begin() + epoch_.warmup_steps, step_samples_.end(), std::int64_t{0});
+  return std::move(epoch_);
+}
+
+std::vector<double> encode(const RankEpoch& epoch) {
+  std::vector<double> numbers = {kEncodingMark,
+                                 epoch.train_s,
+                                 epoch.eval_s,
+                                 static_cast<double>(epoch.warmup_steps),
+                                 static_cast<double>(epoch.counted_samples),
+                                 static_cast<double>(epoch.memory_peak_total),
+                                 static_cast<double>(epoch.device_memory_used)};
+  numbers.insert(numbers.end(), epoch.phase_s.begin(), epoch.phase_s.end());
+  append(numbers, epoch.memory_peak);
+  append(numbers, epoch.memory_predicted);
+  numbers.push_back(static_cast<double>(epoch.step_ms.size()));
+  numbers.insert(numbers.end(), epoch.step_ms.begin(), epoch.step_ms.end());
+  numbers.push_back(static_cast<double>(epoch.comm.size()));
+  for (const auto& [operation, record] : epoch.comm) {
+    numbers.push_back(static_cast<double>(operation.size()));
+    for (const char letter : operation) numbers.push_back(static_cast<unsigned char>(letter));
+    numbers.insert(numbers.end(), {static_cast<double>(record.calls), static_cast<double>(record.bytes), record.busy_s,
+                                   record.exposed_s});
+  }
+  return numbers;
+}
+
+RankEpoch decode(std::span<const double> encoded) {
+  Numbers numbers(encoded);
+  PDL_CHECK(numbers.real() == kEncodingMark, "these numbers are no encoded epoch");
+  RankEpoch epoch;
+  epoch.train_s = numbers.real();
+  epoch.eval_s = numbers.real();
+  epoch.warmup_steps = numbers.integer();
+  epoch.counted_samples = numbers.integer();
+  epoch.memory_peak_total = numbers.integer();
+  epoch.device_memory_used = numbers.integer();
+  for (double& seconds : epoch.phase_s) seconds = numbers.real();
+  epoch.memory_peak = read_memory(numbers);
+  epoch.memory_predicted = read_memory(numbers);
+  epoch.step_ms.resize(numbers.count());
+  for (double& milliseconds : epoch.step_ms) milliseconds = numbers.real();
+  for (std::size_t operations = numbers.count(); operations > 0; --operations) {
+    std::string operation(numbers.count(), ' ');
+    for (char& letter : operation) letter = static_cast<char>(numbers.integer());
+    CommRecord& record = epoch.comm[operation];
+    record.calls = numbers.integer();
+    record.bytes = numbers.integer();
+    record.busy_s = numbers.real();
+    record.exposed_s = numbers.real();
+  }
+  return epoch;
+}
+
+std::vector<double> slowest_step_ms(const std::vector<RankEpoch>& ranks) {
+  std::vector<double> slowest;
+  for (const RankEpoch& rank : ranks) {
+    slowest.resize(std::max(slowest.size(), rank.step_ms.size()), 0.0);
+    for (std::size_t step = 0; step < rank.step_ms.size(); ++step) {
+      slowest[step] = std::max(slowest[step], rank.step_ms[step]);
+    }
+  }
+  return slowest;
+}
+
+EpochRecord merge(const std::vector<RankEpoch>& ranks, const EpochFacts& facts) {
+  PDL_CHECK(!ranks.empty(), "an epoch of no ranks");
+  EpochRecord record;
+  record.epoch = facts.epoch;
+  record.steps = facts.steps;
+  record.samples = facts.samples;
+  record.tokens = facts.tokens;
+  record.train_loss = facts.train_loss;
+  record.val_loss = facts.val_loss;
+  record.val_metric_name = facts.val_metric_name;
+  record.val_metric = facts.val_metric;
+  record.lr = facts.lr;
+  record.elapsed_s = facts.elapsed_s;
+  merge_times(ranks, record);
+  merge_memory(ranks, record);
+  merge_comm(ranks, record);
+  merge_speed(ranks, facts, record);
+  return record;
+}
+
+}  // namespace pdl

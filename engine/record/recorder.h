@@ -1,0 +1,108 @@
+#pragma once
+// From what a training loop reports to an EpochRecord, in three moves:
+//
+//   PhaseClock clock(warmup_steps);               // on every rank; it is the Observer of Engine::run_epoch
+//   clock.epoch_begin();  engine.run_epoch(plan, clock);  RankEpoch mine = clock.epoch_end();
+//   mine.eval_s = ...; mine.memory_peak = ...;    // what clocks do not see
+//   gather encode(mine) from all ranks            // the caller's one collective; nothing here knows MPI
+//   EpochRecord record = merge(decoded, facts);   // on rank 0
+//
+// Step times and throughput leave out the first steps of the run (warm-up); the seconds of the phases do not, so that
+// they add up to the epoch's training time.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/record/observer.h"
+#include "engine/record/records.h"
+
+namespace pdl {
+
+/// One epoch as one rank lived it.
+struct RankEpoch {
+  double train_s = 0.0;                   ///< from epoch_begin to epoch_end
+  std::array<double, kPhases> phase_s{};  ///< they add up to train_s
+  std::vector<double> step_ms;            ///< of every step
+  std::int64_t warmup_steps = 0;          ///< how many of them, from the start, do not count
+  std::int64_t counted_samples = 0;       ///< global samples of the steps that count
+
+  // For the caller to fill in.
+  double eval_s = 0.0;
+  MemoryByKind memory_peak, memory_predicted;
+  std::int64_t memory_peak_total = 0;
+  std::int64_t device_memory_used = 0;
+  std::map<std::string, CommRecord> comm;  ///< of this rank's training, without evaluation, keyed by "axis.operation"
+
+  double phase(Phase phase) const { return phase_s[static_cast<std::size_t>(phase)]; }
+};
+
+/// Times what an engine says it does.
+///
+/// The clock reads the host's time. On a device that works behind the host's back, phases then last as long as it takes
+/// to queue their work; hand in a clock that waits for the compute stream first to see where the device's time goes, at
+/// the price of overlap across phases.
+class PhaseClock final : public Observer {
+ public:
+  using Clock = std::function<double()>;  ///< seconds since some fixed moment, never running backwards
+  /// `warmup_steps` counts from the start of the process, over all epochs. An epoch that has no other steps still
+  /// counts its last one.
+  explicit PhaseClock(std::int64_t warmup_steps, Clock clock = steady_seconds);
+
+  void epoch_begin();
+  /// The caller has waited for all work of the epoch.
+  RankEpoch epoch_end();
+
+  void step_begin() override;
+  void phase(Phase phase) override;
+  /// A step lasts from its step_begin or, when steps overlap, from the end of the step before.
+  void step_end(const StepReport& report) override;
+
+  /// The latest report: loss and learning rate for progress lines.
+  const StepReport& last_step() const { return last_step_; }
+  static double steady_seconds();
+
+ private:
+  void enter(Phase phase, double now);
+
+  Clock clock_;
+  std::int64_t warmup_left_;
+  RankEpoch epoch_;
+  std::vector<std::int64_t> step_samples_;
+  int open_steps_ = 0;  // begun and not ended
+  Phase phase_ = Phase::other;
+  double epoch_start_ = 0.0, phase_start_ = 0.0, step_start_ = 0.0;
+  StepReport last_step_;
+};
+
+/// A RankEpoch as numbers only, so that one gather brings all ranks together. Lengths differ between ranks; zeros
+/// behind the end are ignored by `decode`, so pad to the longest.
+std::vector<double> encode(const RankEpoch& epoch);
+/// Throws Error(internal) when the numbers are no encoded epoch.
+RankEpoch decode(std::span<const double> numbers);
+
+/// What is the same on every rank.
+struct EpochFacts {
+  std::int64_t epoch = 0, steps = 0, samples = 0, tokens = 0;  ///< trained in this epoch; tokens 0 for images
+  std::int64_t full_steps = 0;  ///< of the whole epoch; more than `steps` means that epoch_s is extrapolated
+  std::int64_t eval_steps = 0;  ///< evaluated, and of the whole evaluation
+  std::int64_t full_eval_steps = 0;
+  double train_loss = 0.0, val_loss = 0.0;
+  std::string val_metric_name;
+  double val_metric = 0.0;
+  double lr = 0.0;
+  double elapsed_s = 0.0;
+  double flops_per_sample = 0.0;  ///< of the model, forward and backward, without recomputation
+};
+
+/// Merges all ranks' epochs, in rank order. A global step lasts as long as on its slowest rank.
+EpochRecord merge(const std::vector<RankEpoch>& ranks, const EpochFacts& facts);
+
+/// Global step times (ms), warm-up included: the rows of steps.csv.
+std::vector<double> slowest_step_ms(const std::vector<RankEpoch>& ranks);
+
+}  // namespace pdl

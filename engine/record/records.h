@@ -1,0 +1,94 @@
+#pragma once
+// What is measured, as plain structs. How it reaches a file is in run_writer.h; what the fields mean is in
+// results/README.md.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/device/memory_tracker.h"
+
+namespace pdl {
+
+inline constexpr int kSchemaVersion = 1;
+
+/// How a run ended, or that it has not.
+enum class RunStatus { running, success, failed, diverged, interrupted };
+std::string_view name_of(RunStatus status);
+
+/// Minimum, mean and maximum over ranks.
+struct Spread {
+  double min = 0.0, mean = 0.0, max = 0.0;
+};
+
+struct StepPercentiles {
+  double median = 0.0, p5 = 0.0, p95 = 0.0, p99 = 0.0, min = 0.0, max = 0.0;  ///< milliseconds, nearest rank
+};
+
+/// One kind of communication over one epoch: calls and bytes of the rank that has most of them, times as the mean over
+/// ranks.
+struct CommRecord {
+  std::int64_t calls = 0, bytes = 0;
+  double busy_s = 0.0, exposed_s = 0.0;
+};
+
+/// One line of epochs.jsonl.
+struct EpochRecord {
+  std::int64_t epoch = 0, steps = 0, samples = 0, tokens = 0;
+  double epoch_s = 0.0;  ///< train_s.max + eval_s, or the extrapolated whole epoch
+  double eval_s = 0.0;   ///< of the slowest rank
+  Spread train_s, data_s, forward_s, backward_s, comm_exposed_s, optimizer_s;
+  double bubble_fraction = 0.0;
+  StepPercentiles step_ms;  ///< of the slowest rank in each step, warm-up steps excluded
+  double samples_per_s = 0.0, tokens_per_s = 0.0, flops_per_s = 0.0;
+  double train_loss = 0.0, val_loss = 0.0;
+  std::string val_metric_name;  ///< "perplexity" or "accuracy" (a fraction)
+  double val_metric = 0.0;
+  double lr = 0.0;
+  double elapsed_s = 0.0;  ///< since training began, time before a resume included
+  std::array<Spread, kMemoryKinds> memory_peak_bytes;
+  Spread memory_peak_total_bytes;
+  MemoryByKind memory_predicted_bytes;        ///< of the rank with the largest prediction
+  std::int64_t device_memory_used_bytes = 0;  ///< as the driver or the system sees it, of the fullest rank
+  std::map<std::string, CommRecord> comm;     ///< keyed by "axis.operation"
+  bool extrapolated = false;                  ///< epoch_s was extrapolated from measured steps
+};
+
+/// Facts about one rank, gathered once.
+struct RankRecord {
+  int rank = 0, local_rank = 0;
+  std::string host, device, device_uuid;
+  int threads = 1;
+};
+
+/// run.json without its status.
+struct RunRecord {
+  std::string name, engine, model, command;
+  std::string start_utc;
+  std::string config_json;  ///< effective configuration
+  std::string config_hash;
+  std::string engine_description_json;             ///< effective knobs as the engine reports them
+  std::map<std::string, std::string> versions;     ///< pdlbench, git_sha, git_dirty, compiler, mpi, libraries
+  std::map<std::string, std::string> environment;  ///< allow-listed variables only
+  std::map<std::string, std::string> data;         ///< name, source, identity, samples of both splits
+  std::vector<RankRecord> ranks;
+  std::int64_t epochs_planned = 0;  ///< how many epochs a successful run has
+  int dp = 1, tp = 1, pp = 1;
+  int ranks_per_device = 1;
+  std::string comm, launcher, backend, dtype;
+  bool synthetic_data = false;
+};
+
+/// Percentiles by nearest rank (the median too: the lower middle one of an even number). Empty input gives zeros.
+StepPercentiles percentiles(std::vector<double> step_ms);
+
+/// Empty input gives zeros.
+Spread spread_of(const std::vector<double>& values);
+
+/// Now as "2026-03-14T09:26:53Z": how start and end of a run are written.
+std::string utc_now();
+
+}  // namespace pdl

@@ -1,0 +1,95 @@
+#include "parallel/comm/mpi_wait.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+namespace pdl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+// The peer that is waited for may need this very core, so it is given away first; naps follow once that has not helped. Each lasts
+// an eighth of the wait so far, so that the wait grows by no more than that.
+constexpr int kYields = 50;
+constexpr double kNapShare = 1.0 / 8.0;
+constexpr microseconds kShortestNap{50};
+constexpr microseconds kLongestNap{1000};
+// MPI may take only one step of a collective or of a long message at each test. Napping between steps would make a small
+// all-reduce among busy ranks ten times slower.
+constexpr int kTestsPerNap = 8;
+constexpr double kTellOthersAfterS = 0.2;
+
+/// Lets the others see what this rank waits for, once it has waited for a while.
+class WaitSign {
+ public:
+  explicit WaitSign(HostBoard& board) : board_(board) {}
+  ~WaitSign() {
+    if (shown_) board_.mine().waiting.write("");
+  }
+  WaitSign(const WaitSign&) = delete;
+  WaitSign& operator=(const WaitSign&) = delete;
+  void show(const MpiWaitable& what) {
+    if (!shown_) board_.mine().waiting.write(what.describe());
+    shown_ = true;
+  }
+
+ private:
+  HostBoard& board_;
+  bool shown_ = false;
+};
+
+}  // namespace
+
+MpiWaiter::MpiWaiter(HostBoard& board) : board_(board) {
+  ::prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // by default the kernel may stretch a nap of 50 us to 100
+}
+
+void MpiWaiter::advance() {
+  for (MpiMachine* machine : machines_) machine->advance();
+}
+
+void MpiWaiter::wait(MpiWaitable& what, double timeout_s) {
+  for (int turn = 0; turn < kYields; ++turn) {
+    advance();
+    if (what.test()) return;
+    ::sched_yield();
+  }
+  const Clock::time_point start = Clock::now();
+  WaitSign sign(board_);
+  while (true) {
+    for (int repeat = 0; repeat < kTestsPerNap; ++repeat) {
+      advance();
+      if (what.test()) return;
+    }
+    board_.heartbeat();
+    what.check_peers();
+    check_failed_peer();
+    const double waited_s = std::chrono::duration<double>(Clock::now() - start).count();
+    if (timeout_s > 0.0 && waited_s > timeout_s) give_up(what, waited_s);
+    if (waited_s > kTellOthersAfterS) sign.show(what);
+    const microseconds nap(static_cast<std::int64_t>(1e6 * kNapShare * waited_s));
+    std::this_thread::sleep_for(std::clamp(nap, kShortestNap, kLongestNap));
+  }
+}
+
+void MpiWaiter::check_failed_peer() const {
+  const FirstFailure failure = board_.first_failure();
+  if (failure.rank < 0 || failure.rank == board_.world_rank()) return;
+  throw Error(str("stopped by rank ", failure.rank, ": ", failure.message), failure.code);
+}
+
+void MpiWaiter::give_up(const MpiWaitable& what, double waited_s) const {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f", waited_s);
+  throw Error(str("rank ", board_.world_rank(), " waited ", seconds, " s in vain for ", what.describe(), ": ",
+                  what.describe_late(waited_s)),
+              ExitCode::communication);
+}
+
+}  // namespace pdl

@@ -1,0 +1,56 @@
+#pragma once
+// Brings this rank's samples of each step to the device, one micro-batch at a time, read ahead on loader threads.
+//
+// The samples of a step are decided by the epoch plan. Data-parallel rank r of R takes the contiguous part split_evenly(n, R, r)
+// and cuts it into micro-batches; a rank may have none in a ragged last step.
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "engine/data/batch_plan.h"
+#include "engine/data/data_loader.h"
+#include "engine/device/device.h"
+#include "engine/nn/layer.h"
+#include "parallel/engine.h"
+
+namespace pdl {
+
+/// Where a rank stands in the data-parallel group.
+struct DataParallelPlace {
+  int rank = 0, size = 1;
+};
+
+class BatchFeeder {
+ public:
+  /// `max_micro_batch` bounds the size of a micro-batch.
+  BatchFeeder(const EngineContext& context, const Dataset& dataset, DataParallelPlace place, std::int64_t max_micro_batch);
+
+  /// Bytes of device memory that the constructor takes, for plans.
+  static std::int64_t device_bytes(const ModelDescription& model, DType dtype, std::int64_t max_micro_batch);
+
+  /// Starts on a plan; what was read ahead of an abandoned plan is dropped.
+  void begin(const EpochPlan& plan);
+  /// Micro-batches of the next step on this rank, whose sizes are given; `next` must be called as often.
+  std::span<const Part> begin_step();
+  /// The next micro-batch, uploaded; valid until the next call. size, input, target and sample_ids are set.
+  MicroBatch next(Stream& stream);
+
+ private:
+  void read_ahead();
+
+  DataParallelPlace place_;
+  std::int64_t max_micro_batch_;
+  Device& device_;
+  DataLoader loader_;
+  const EpochPlan* plan_ = nullptr;
+  std::int64_t step_ = 0;                          ///< next step to begin
+  std::int64_t ahead_step_ = 0;                    ///< step from which samples are asked for
+  std::size_t ahead_piece_ = 0;
+  std::vector<Part> pieces_, ahead_pieces_;
+  Buffer memory_;
+  Tensor input_, target_, sample_ids_;             ///< for max_micro_batch samples
+};
+
+}  // namespace pdl

@@ -1,0 +1,128 @@
+#include "parallel/sync/replica.h"
+
+#include <cmath>
+
+namespace pdl {
+
+std::int64_t largest_local_batch(std::int64_t global_batch, int size) { return split_evenly(global_batch, size, 0).count; }
+
+namespace {
+
+std::int64_t local_micro_batch(const TrainingOptions& training, int dp_size) {
+  const std::int64_t local = largest_local_batch(training.global_batch, dp_size);
+  return training.micro_batch > 0 ? std::min(training.micro_batch, local) : local;
+}
+
+}  // namespace
+
+Replica::Replica(const EngineContext& context, DataParallelPlace place, const LayerFactory& factory)
+    : context_(context),
+      place_(place),
+      layers_(context.model.build(factory)),
+      store_(make_param_store(layers_, 0, static_cast<int>(layers_.size()))),
+      micro_batch_(local_micro_batch(context.training, place.size)),
+      stage_(layers_, 0, static_cast<int>(layers_.size()), context.model.sample_input, micro_batch_, context.training.dtype,
+             context.backend),
+      segments_(store_.segments()) {}
+
+void Replica::prepare() {
+  Device& device = context_.device;
+  store_.allocate(device, context_.training.dtype);
+  store_.initialise(device, context_.training.seed);
+  stage_.allocate(device);
+  slot_ = stage_.make_slot(device);
+  metrics_ = device.allocate(2 * size_of(DType::fp64), MemoryKind::workspace);
+  norms_ = device.allocate(static_cast<std::int64_t>(segments_.size()) * size_of(DType::fp64), MemoryKind::workspace);
+  touched_.assign(store_.params().size(), 0);
+  training_feeder_ = std::make_unique<BatchFeeder>(context_, *context_.data.train, place_, micro_batch_);
+  validation_feeder_ = std::make_unique<BatchFeeder>(context_, *context_.data.validation, place_, micro_batch_);
+}
+
+MemoryByKind Replica::predicted_memory() const {
+  const DType dtype = context_.training.dtype;
+  const std::int64_t feeders = 2 * BatchFeeder::device_bytes(context_.model, dtype, micro_batch_);
+  MemoryByKind memory;
+  memory[MemoryKind::parameters] = store_.elements() * size_of(dtype);
+  memory[MemoryKind::gradients] = store_.elements() * size_of(dtype);
+  memory[MemoryKind::activations] = stage_.slot_bytes() + stage_.scratch_bytes() + feeders;
+  memory[MemoryKind::workspace] =
+      stage_.workspace_bytes() + (2 + static_cast<std::int64_t>(segments_.size())) * size_of(DType::fp64);
+  return memory;
+}
+
+std::int64_t Replica::micro_batches_per_step() const {
+  const std::int64_t local = largest_local_batch(context_.training.global_batch, place_.size);
+  return static_cast<std::int64_t>(split_in_pieces(local, micro_batch_).size());
+}
+
+void Replica::accumulate(const StepOrder& order, GradientListener* listener, Observer& observer) {
+  Stream& stream = context_.device.compute_stream();
+  const auto predictions = static_cast<double>(order.global_samples * context_.model.predictions_per_sample);
+  touched_.assign(touched_.size(), 0);
+  const std::size_t pieces = training_feeder_->begin_step().size();
+  if (pieces == 0) context_.backend.fill(store_.grads(), 0.0);
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    observer.phase(Phase::data);
+    MicroBatch batch = training_feeder_->next(stream);
+    batch.metrics = metrics();
+    batch.seed = context_.training.seed;
+    batch.update = order.update;
+    batch.gradient_scale = 1.0 / predictions;
+    observer.phase(Phase::forward);
+    stage_.forward(store_, store_.values(), slot_, batch, batch.input, true);
+    observer.phase(Phase::backward);
+    GradientListener* const hears = piece + 1 == pieces ? listener : nullptr;
+    stage_.backward(store_, store_.values(), store_.grads(), touched_, slot_, batch, batch.input, Tensor(), hears);
+  }
+}
+
+void Replica::evaluate_step() {
+  Stream& stream = context_.device.compute_stream();
+  for (std::size_t piece = validation_feeder_->begin_step().size(); piece > 0; --piece) {
+    MicroBatch batch = validation_feeder_->next(stream);
+    batch.metrics = metrics();
+    stage_.forward(store_, store_.values(), slot_, batch, batch.input, false);
+  }
+}
+
+void Replica::clear_metrics() { context_.backend.fill(metrics(), 0.0); }
+
+std::vector<double> Replica::gradient_squares() {
+  const auto count = static_cast<std::int64_t>(segments_.size());
+  const Tensor norms = norms_.tensor(DType::fp64, Shape{count});
+  context_.backend.sum_of_squares(norms, store_.grads(), segments_.data(), count);
+  std::vector<double> squares(segments_.size());
+  Stream& stream = context_.device.compute_stream();
+  context_.device.copy(squares.data(), norms.raw(), norms.bytes(), stream);
+  stream.synchronize();
+  return squares;
+}
+
+double Replica::gradient_norm() {
+  double sum = 0.0;
+  for (double square : gradient_squares()) sum += square;
+  return std::sqrt(sum);
+}
+
+std::string Replica::describe_nonfinite() {
+  const std::vector<double> squares = gradient_squares();
+  for (std::size_t i = 0; i < squares.size(); ++i) {
+    if (!std::isfinite(squares[i])) return str("first in the gradient of ", store_.params()[i].spec.name);
+  }
+  return "";
+}
+
+void Replica::visit_parameters(const Engine::ParameterVisitor& visit) {
+  if (context_.world.rank() != 0) return;
+  Stream& stream = context_.device.compute_stream();
+  for (std::size_t i = 0; i < store_.params().size(); ++i) {
+    const Param& param = store_.params()[i];
+    const Tensor values = store_.view(store_.values(), static_cast<int>(i));
+    std::vector<char> host(static_cast<std::size_t>(values.bytes()));
+    context_.device.copy(host.data(), values.raw(), values.bytes(), stream);
+    stream.synchronize();
+    visit(param.spec, param.id, Tensor(host.data(), values.dtype(), values.shape()));
+  }
+}
+
+}  // namespace pdl

@@ -1,0 +1,70 @@
+#pragma once
+// A whole model on one rank: its parameters, one slot, and the passes over micro-batches that every engine with complete
+// replicas needs (serial, DDP, ZeRO-1/2, LBANN). What becomes of the gradients is the engine's affair.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "engine/nn/stage.h"
+#include "parallel/sync/batch_feeder.h"
+#include "parallel/synchronous_engine.h"
+
+namespace pdl {
+
+class Replica final : public HeldModel {
+ public:
+  /// Plans only. The micro-batch on this rank is `training.micro_batch`, or the largest part of a global batch when that is 0.
+  Replica(const EngineContext& context, DataParallelPlace place, const LayerFactory& factory);
+
+  /// Takes memory and sets the initial weights.
+  void prepare();
+  /// Bytes that `prepare` takes, optimizer and communication aside.
+  MemoryByKind predicted_memory() const;
+
+  /// Forward and backward over this rank's micro-batches of one step, gradients added up in micro-batch order. The listener
+  /// hears the last micro-batch only; a rank without samples has zero gradients and its listener hears nothing. Losses are
+  /// divided by the predictions of the whole global batch, so gradients need only be summed over ranks.
+  void accumulate(const StepOrder& order, GradientListener* listener, Observer& observer);
+
+  void begin_training(const EpochPlan& plan) override { training_feeder_->begin(plan); }
+  void begin_evaluation(const EpochPlan& plan) override { validation_feeder_->begin(plan); }
+  void evaluate_step() override;
+  Tensor metrics() const override { return metrics_.tensor(DType::fp64, Shape{2}); }
+  void clear_metrics() override;
+  std::string describe_nonfinite() override;
+  void visit_parameters(const Engine::ParameterVisitor& visit) override;
+
+  /// Global L2 norm over all gradients: one fp64 sum per parameter, added in parameter order, so that every engine gets the
+  /// same bits from the same gradients.
+  double gradient_norm();
+
+  ParamStore& store() { return store_; }
+  const ParamStore& store() const { return store_; }
+  const LayerList& layers() const { return layers_; }
+  std::int64_t micro_batch() const { return micro_batch_; }
+  std::int64_t micro_batches_per_step() const;
+  const std::vector<UpdateSegment>& segments() const { return segments_; }
+
+ private:
+  const EngineContext& context_;
+  DataParallelPlace place_;
+  LayerList layers_;
+  ParamStore store_;
+  std::int64_t micro_batch_ = 0;
+  Stage stage_;
+  Slot slot_;
+  /// One sum of squares per parameter, on the host.
+  std::vector<double> gradient_squares();
+
+  Buffer metrics_, norms_;
+  std::vector<char> touched_;
+  std::vector<UpdateSegment> segments_;
+  std::unique_ptr<BatchFeeder> training_feeder_, validation_feeder_;
+};
+
+/// The largest part of a global batch that one of `size` data-parallel ranks holds.
+std::int64_t largest_local_batch(std::int64_t global_batch, int size);
+
+}  // namespace pdl

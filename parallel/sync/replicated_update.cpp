@@ -1,0 +1,35 @@
+#include "parallel/sync/replicated_update.h"
+
+namespace pdl {
+
+ReplicatedUpdate::ReplicatedUpdate(const EngineContext& context)
+    : context_(context), optimizer_(make_optimizer(context.training.optimizer)) {}
+
+void ReplicatedUpdate::prepare(const Replica& replica) {
+  optimizer_->allocate(context_.device, replica.store().elements(), context_.training.dtype, replica.segments());
+}
+
+std::int64_t ReplicatedUpdate::predicted_bytes(const Replica& replica) const {
+  return optimizer_bytes(context_.training.optimizer, replica.store().elements(), context_.training.dtype,
+                         static_cast<std::int64_t>(replica.segments().size()));
+}
+
+double ReplicatedUpdate::apply(Replica& replica, const StepOrder& order) {
+  const double clip = context_.training.optimizer.clip_grad_norm;
+  const double norm = clip > 0.0 ? replica.gradient_norm() : -1.0;
+  optimizer_->step(context_.backend, {.values = replica.store().values(),
+                                      .grads = replica.store().grads(),
+                                      .lr = order.lr,
+                                      .grad_scale = clip > 0.0 ? clip_scale(norm, clip) : 1.0,
+                                      .update = order.update + 1});
+  return norm;
+}
+
+std::vector<StateTensor> ReplicatedUpdate::state(Replica& replica) const {
+  std::vector<StateTensor> tensors = {{"values", replica.store().values()}};
+  const std::vector<Tensor> moments = optimizer_->state();
+  for (std::size_t i = 0; i < moments.size(); ++i) tensors.push_back({str("moment", i), moments[i]});
+  return tensors;
+}
+
+}  // namespace pdl

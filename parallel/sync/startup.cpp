@@ -1,0 +1,78 @@
+#include "parallel/sync/startup.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+namespace pdl {
+namespace {
+
+/// FNV-1a of what makes two parameters the same.
+std::int64_t fingerprint(const Param& param) {
+  std::uint64_t hash = 1469598103934665603ull;
+  for (char c : param.spec.name + param.spec.shape().to_string()) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  }
+  return static_cast<std::int64_t>(hash);
+}
+
+constexpr std::int64_t kBroadcastBytes = 250ll << 20;
+
+}  // namespace
+
+void check_equal_shapes(const ParamStore& store, Communicator& group, Device& device) {
+  Stream& stream = device.compute_stream();
+  const auto count = static_cast<std::int64_t>(store.params().size());
+  // The count goes first, since lists of unequal length cannot be exchanged. The last entry says how many ranks disagree.
+  Buffer memory = device.allocate((count + 2) * size_of(DType::int64), MemoryKind::communication);
+  const Tensor flag = memory.tensor(DType::int64, Shape{1});
+  const auto disagreeing_ranks = [&](std::int64_t mine) {
+    device.copy(flag.raw(), &mine, sizeof mine, stream);
+    group.all_reduce(flag, ReduceOp::sum, stream).wait(stream);
+    device.copy(&mine, flag.raw(), sizeof mine, stream);
+    stream.synchronize();
+    return mine;
+  };
+
+  std::int64_t root_count = count;
+  device.copy(flag.raw(), &root_count, sizeof root_count, stream);
+  group.broadcast(flag, 0, stream).wait(stream);
+  device.copy(&root_count, flag.raw(), sizeof root_count, stream);
+  stream.synchronize();
+  if (disagreeing_ranks(root_count != count ? 1 : 0) != 0) {
+    throw Error(str("replicas differ: this rank holds ", count, " parameters, rank 0 holds ", root_count), ExitCode::communication);
+  }
+
+  std::vector<std::int64_t> mine;
+  for (const Param& param : store.params()) mine.push_back(fingerprint(param));
+  std::vector<std::int64_t> root = mine;
+  const Tensor list = memory.tensor(DType::int64, Shape{count}, size_of(DType::int64));
+  device.copy(list.raw(), root.data(), list.bytes(), stream);
+  group.broadcast(list, 0, stream).wait(stream);
+  device.copy(root.data(), list.raw(), list.bytes(), stream);
+  stream.synchronize();
+  const auto difference = std::mismatch(mine.begin(), mine.end(), root.begin()).first - mine.begin();
+  if (disagreeing_ranks(difference != count ? 1 : 0) != 0) {
+    const std::string what = difference == count ? "another rank differs from rank 0"
+                                                 : str("parameter ", store.params()[static_cast<std::size_t>(difference)].spec.name,
+                                                       " differs from rank 0's in name or shape");
+    throw Error("replicas differ: " + what, ExitCode::communication);
+  }
+}
+
+void broadcast_values(const ParamStore& store, Communicator& group, Device& device) {
+  Stream& stream = device.compute_stream();
+  const std::int64_t chunk = kBroadcastBytes / size_of(store.dtype());
+  for (std::int64_t begin = 0; begin < store.elements(); begin += chunk) {
+    const std::int64_t count = std::min(chunk, store.elements() - begin);
+    group.broadcast(store.values().range(begin, count), 0, stream).wait(stream);
+  }
+}
+
+std::string mebibytes(std::int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", static_cast<double>(bytes) / (1024.0 * 1024.0));
+  return text;
+}
+
+}  // namespace pdl

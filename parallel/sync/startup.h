@@ -1,0 +1,20 @@
+#pragma once
+// What replicas settle before the first step: that they hold the same parameters, with the same values.
+
+#include <string>
+
+#include "engine/nn/param.h"
+#include "parallel/comm/communicator.h"
+
+namespace pdl {
+
+/// Compares names and shapes with rank 0's. Throws Error(communication) on every rank, naming the first parameter that differs.
+void check_equal_shapes(const ParamStore& store, Communicator& group, Device& device);
+
+/// Rank 0's values on every rank, in chunks of 250 MiB.
+void broadcast_values(const ParamStore& store, Communicator& group, Device& device);
+
+/// "15.6": one decimal.
+std::string mebibytes(std::int64_t bytes);
+
+}  // namespace pdl

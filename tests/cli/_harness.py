@@ -1,0 +1,129 @@
+"""What the command-line tests share: the real binary under the real launcher, its output, its exit code, its records."""
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ARGS = None
+
+
+def tiny(**changes):
+    """A GPT-2 that trains in a second. Changes are dotted keys with __ for the dot."""
+    config = {
+        "name": "tiny",
+        "workload": {"model": "gpt2-tiny", "layers": 1, "width": 32, "heads": 2, "sequence_length": 16, "dropout": 0.1,
+                     "data": "synthetic-learnable", "vocabulary_size": 50, "train_samples": 96, "validation_samples": 24},
+        "engine": {"name": "ddp"},
+        "training": {"epochs": 2, "global_batch_size": 12, "optimizer": {"name": "adamw", "lr": 0.003}},
+        "limits": {"timeout_s": 20},
+    }
+    for key, value in changes.items():
+        target = config
+        *parents, last = key.split("__")
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        if value is None:
+            target.pop(last, None)
+        else:
+            target[last] = value
+    return config
+
+
+class Case(unittest.TestCase):
+    """A temporary folder per test, and ways to run the binary."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="pdlbench-cli-")
+
+    def tearDown(self):
+        subprocess.run(["rm", "-rf", self.folder], check=False)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, config, name="config.json"):
+        with open(self.path(name), "w") as file:
+            file.write(config if isinstance(config, str) else json.dumps(config, indent=2))
+        return self.path(name)
+
+    def command(self, ranks, arguments):
+        launcher = shlex.split(ARGS.launcher) + [str(ranks)] if ranks > 0 else []
+        return [*launcher, ARGS.binary, *arguments]
+
+    def run_binary(self, *arguments, ranks=0, timeout=120, env=None):
+        return subprocess.run(self.command(ranks, arguments), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout,
+                              env={**os.environ, **(env or {})}, cwd=self.folder)
+
+    def start(self, *arguments, ranks=0):
+        return subprocess.Popen(self.command(ranks, arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                stdin=subprocess.DEVNULL, cwd=self.folder, start_new_session=True)
+
+    def train(self, config, *arguments, ranks=0, out="out", **keywords):
+        return self.run_binary("run", self.write(config), *arguments, "--out", self.path(out), ranks=ranks, **keywords)
+
+    def assert_fails(self, done, code, *phrases):
+        text = done.stdout + done.stderr
+        self.assertEqual(done.returncode, code, text)
+        for phrase in phrases:
+            self.assertIn(phrase, text)
+
+    def epochs(self, out="out"):
+        with open(os.path.join(self.path(out), "epochs.jsonl")) as file:
+            return [json.loads(line) for line in file]
+
+    def run_json(self, out="out"):
+        with open(os.path.join(self.path(out), "run.json")) as file:
+            return json.load(file)
+
+    def wait_for_epochs(self, process, count, out="out", seconds=60):
+        """Until that many epochs are recorded."""
+        deadline = time.monotonic() + seconds
+        path = os.path.join(self.path(out), "epochs.jsonl")
+        while time.monotonic() < deadline:
+            if os.path.exists(path) and open(path).read().count("\n") >= count:
+                return
+            if process.poll() is not None:
+                self.fail("ended early: " + process.stderr.read())
+            time.sleep(0.05)
+        self.fail(f"no {count} epochs after {seconds} s")
+
+    def ranks_of(self, process):
+        """Process ids of the ranks, in rank order, found by the launcher's variables."""
+        ranks = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    environment = dict(e.split(b"=", 1) for e in file.read().split(b"\0") if b"=" in e)
+                executable = os.readlink(f"/proc/{pid}/exe")
+                group = os.getsid(int(pid))
+            except (OSError, ValueError):
+                continue
+            rank = environment.get(b"PMI_RANK", environment.get(b"OMPI_COMM_WORLD_RANK"))
+            if rank is not None and executable == os.path.realpath(ARGS.binary) and environment.get(b"PWD", b"").decode() and \
+                    os.path.realpath(f"/proc/{pid}/cwd") == os.path.realpath(self.folder):
+                ranks[int(rank)] = int(pid)
+        return [ranks[r] for r in sorted(ranks)]
+
+    def finish(self, process, seconds):
+        """Waits; returns (code, output). Whatever is left is killed, and that is a failure."""
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            self.fail(f"still running after {seconds} s")
+        return process.returncode, out + err
+
+
+def main():
+    global ARGS
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--launcher", required=True, help="command before the number of ranks, for instance 'mpiexec -n'")
+    ARGS, rest = parser.parse_known_args()
+    unittest.main(module="__main__", argv=[sys.argv[0], *rest])

@@ -1,0 +1,83 @@
+"""Ranks that die, hang or are told to stop: the job ends soon, with its code, and what was recorded stays."""
+import json
+import os
+import signal
+import time
+
+import _harness as harness
+from _harness import Case, tiny
+
+LONG = dict(training__epochs=100000, training__checkpoint_every_epochs=0, limits__timeout_s=4)
+
+
+class Failure(Case):
+    def start_training(self, ranks):
+        process = self.start("run", self.write(tiny(**LONG)), "--out", self.path("out"), ranks=ranks)
+        self.wait_for_epochs(process, 2)
+        pids = self.ranks_of(process)
+        self.assertEqual(len(pids), ranks)
+        return process, pids
+
+    def assert_records_intact(self):
+        lines = open(self.path("out/epochs.jsonl")).read().split("\n")
+        for line in lines[:-1]:
+            json.loads(line)
+        self.assertGreaterEqual(len(lines) - 1, 2)
+        self.assertNotEqual(self.run_json()["status"], "success")
+
+    def assert_gone(self, pids):
+        deadline = time.monotonic() + 5
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.assertEqual([pid for pid in pids if os.path.exists(f"/proc/{pid}")], [])
+
+    def test_a_killed_rank_ends_the_job(self):
+        for ranks, victim in ((2, 1), (3, 0)):
+            process, pids = self.start_training(ranks)
+            os.kill(pids[victim], signal.SIGKILL)
+            code, _ = self.finish(process, 10)
+            self.assertNotEqual(code, 0)
+            self.assert_gone(pids)
+            self.assert_records_intact()
+            os.system(f"rm -rf {self.path('out')}")
+
+    def test_a_stopped_rank_is_named_and_the_job_ends(self):
+        process, pids = self.start_training(3)
+        os.kill(pids[1], signal.SIGSTOP)
+        code, text = self.finish(process, 10)
+        self.assertEqual(code, 6, text)
+        self.assertRegex(text, r"rank 1\b")
+        self.assertIn("all_reduce", text)
+        self.assertEqual(text.count("error:"), 1, text)
+        self.assert_gone(pids)
+        self.assert_records_intact()
+
+    def test_sigterm_stops_cleanly(self):
+        process, pids = self.start_training(2)
+        process.terminate()
+        code, text = self.finish(process, 10)
+        self.assertEqual(code, 75, text)
+        self.assertEqual(self.run_json()["status"], "interrupted")
+        self.assertIn("RESULT INVALID reason=interrupted", text)
+        self.assert_gone(pids)
+        self.assert_records_intact()
+
+    def test_divergence(self):
+        done = self.train(tiny(training__optimizer={"name": "sgd", "lr": 1e30}), ranks=2)
+        self.assert_fails(done, 7, "stopped being finite", "RESULT INVALID reason=numeric")
+        self.assertEqual(self.run_json()["status"], "diverged")
+
+    def test_out_of_memory_has_a_table(self):
+        done = self.train(tiny(limits__memory_limit_mb=1, workload__width=256), ranks=2)
+        self.assert_fails(done, 5, "parameters", "activations")
+
+    def test_a_second_run_in_the_same_place_is_refused(self):
+        process, _ = self.start_training(1)
+        done = self.run_binary("run", self.path("config.json"), "--force", "--out", self.path("out"))
+        self.assert_fails(done, 2, "out")
+        process.terminate()
+        self.finish(process, 10)
+
+
+if __name__ == "__main__":
+    harness.main()

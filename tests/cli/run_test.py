@@ -1,0 +1,134 @@
+"""What a run leaves behind, and that the same training gives the same numbers on any number of ranks."""
+import json
+import os
+import subprocess
+import sys
+
+import _harness as harness
+from _harness import Case, tiny
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Run(Case):
+    def test_records_and_result_line(self):
+        done = self.train(tiny(), ranks=2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout.splitlines()[-1], r"^RESULT VALID engine=ddp ranks=2 .*epoch_s=[0-9.e-]+ .*val_loss=[0-9.]+")
+        run = self.run_json()
+        self.assertEqual(run["status"], "success")
+        self.assertEqual(run["config"]["training"]["seed"], 1234, "defaults belong to the effective configuration")
+        self.assertEqual(len(self.epochs()), 2)
+        checked = subprocess.run([sys.executable, os.path.join(ROOT, "scripts/check_records.py"), self.path("out")],
+                                 capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+
+    def test_measured_memory_is_the_predicted(self):
+        self.train(tiny(), ranks=2)
+        last = self.epochs()[-1]
+        for kind, predicted in last["memory_predicted_bytes"].items():
+            measured = last["memory_peak_bytes"][kind]["max"]
+            self.assertLessEqual(abs(measured - predicted), 0.01 * measured, kind)
+
+    def test_same_curve_on_one_two_and_four_ranks(self):
+        for config in (tiny(), tiny(workload={"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16,
+                                              "dropout": 0.2, "data": "synthetic-learnable", "classes": 4, "train_samples": 96,
+                                              "validation_samples": 24}, training__optimizer={"name": "sgd", "lr": 0.02, "momentum": 0.9})):
+            curves = []
+            for ranks in (1, 2, 4):
+                done = self.train(config, ranks=ranks, out=f"r{ranks}")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                curves.append([epoch["val_loss"] for epoch in self.epochs(f"r{ranks}")])
+                subprocess.run(["rm", "-rf", self.path(f"r{ranks}")], check=True)
+            for curve in curves[1:]:
+                for a, b in zip(curve, curves[0]):
+                    self.assertLess(abs(a - b) / b, 1e-6)
+
+    def test_resume_continues_bit_for_bit(self):
+        self.assertEqual(self.train(tiny(training__epochs=4), ranks=2, out="whole").returncode, 0)
+        config = tiny(training__epochs=4)
+        process = self.start("run", self.write(config), "workload.train_samples=96", "--out", self.path("broken"), ranks=2)
+        self.wait_for_epochs(process, 1, "broken")
+        process.terminate()
+        code, text = self.finish(process, 20)
+        if code == 0:
+            self.skipTest("the run was over before it could be stopped")
+        self.assertEqual(code, 75, text)
+        self.assertEqual(self.run_json("broken")["status"], "interrupted")
+        done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path("broken"), ranks=2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for a, b in zip(self.epochs("broken"), self.epochs("whole")):
+            self.assertEqual((a["epoch"], a["train_loss"], a["val_loss"]), (b["epoch"], b["train_loss"], b["val_loss"]))
+        self.assertEqual(len(self.epochs("broken")), 4)
+
+    def test_resume_refuses_another_run(self):
+        self.assertEqual(self.train(tiny(training__epochs=2), ranks=2).returncode, 0)
+        done = self.train(tiny(training__epochs=2), "training.seed=9", "--resume", ranks=2)
+        self.assert_fails(done, 2, "configuration hash")
+        done = self.train(tiny(training__epochs=2), "--resume", ranks=3)
+        self.assert_fails(done, 2, "number of ranks")
+        self.assert_fails(self.train(tiny(), "--resume", out="nowhere"), 2, "nowhere")
+
+    def test_steps_csv_on_request(self):
+        self.assertEqual(self.train(tiny(measure__raw_steps=True, training__epochs=1)).returncode, 0)
+        self.assertEqual(len(open(self.path("out/steps.csv")).read().splitlines()), 1 + 8)
+
+    def test_json_output_is_only_json(self):
+        for arguments in (["list", "--json"], ["info", "--json"], ["plan", self.write(tiny()), "--ranks", "4", "--json"]):
+            json.loads(self.run_binary(*arguments).stdout)
+
+    def test_report(self):
+        self.assertEqual(self.train(tiny(training__epochs=1), out="a").returncode, 0)
+        self.assertEqual(self.train(tiny(training__epochs=1), ranks=2, out="b").returncode, 0)
+        table = self.run_binary("report", self.path("a"), self.path("b"))
+        self.assertEqual(table.returncode, 0, table.stderr)
+        self.assertIn("ddp", table.stdout)
+        rows = json.loads(self.run_binary("report", self.path("a"), self.path("b"), "--format", "json").stdout)
+        self.assertEqual(len(rows), 2)
+
+    def test_output_that_is_closed_early_harms_nothing(self):
+        process = self.start("run", self.write(tiny()), "--out", self.path("out"), ranks=2)
+        process.stdout.close()
+        self.assertIn(process.wait(timeout=60), (0, 141, -13))
+        for line in open(self.path("out/epochs.jsonl")):
+            json.loads(line)
+
+
+class Verify(Case):
+    def test_passes_and_fails(self):
+        config = self.write(tiny(training__dtype="fp64"))
+        done = self.run_binary("verify", config, ranks=2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.splitlines()[-1].startswith("VERIFY PASSED engine=ddp reference=serial ranks=2 steps=5"))
+        done = self.run_binary("verify", config, "--tolerance", "1e-30", ranks=3)
+        self.assert_fails(done, 8, "VERIFY FAILED", "first to differ:")
+
+
+class Plan(Case):
+    def plan(self, config, *arguments):
+        done = self.run_binary("plan", os.path.join(ROOT, "configs", config), *arguments, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def test_vgg16_buckets(self):
+        plan = self.plan("study/ddp_vgg16.json", "--ranks", "4")
+        self.assertEqual(plan["parameters"], 138357544)
+        self.assertEqual([row[2] for row in plan["tables"][0]["rows"]], ["15.6", "64.0", "392.0", "27.0", "27.0", "2.1"])
+        self.assertEqual(plan["comm_per_step"]["world.all_reduce"]["bytes"], 2 * 3 * 138357544 * 4 // 4)
+
+    def test_gpt2_medium_buckets(self):
+        plan = self.plan("study/ddp_gpt2_medium.json", "--ranks", "8")
+        self.assertEqual(plan["parameters"], 354823168)
+        rows = plan["tables"][0]["rows"]
+        self.assertEqual(len(rows), 37)
+        self.assertEqual(round(float(rows[-1][2])), 216)
+        self.assertTrue(any("last bucket" in warning for warning in plan["warnings"]))
+
+    def test_text_output(self):
+        done = self.run_binary("plan", os.path.join(ROOT, "configs/study/ddp_vgg16.json"), "--ranks", "2")
+        for phrase in ("all-reduce buckets", "memory of one rank", "sent by one rank"):
+            self.assertIn(phrase, done.stdout)
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,210 @@
+#include "engine/record/recorder.h"
+
+#include <limits>
+
+#include "engine/base/error.h"
+#include "tests/support/catch.h"
+
+using namespace pdl;
+
+namespace {
+
+/// A clock that a test moves.
+struct HandClock {
+  double now = 100.0;
+  PhaseClock::Clock reader() {
+    return [this] { return now; };
+  }
+};
+
+StepReport step_of(std::int64_t samples) {
+  StepReport report;
+  report.samples = samples;
+  return report;
+}
+
+RankEpoch sample_rank(double scale) {
+  RankEpoch epoch;
+  epoch.train_s = 10.0 * scale;
+  epoch.eval_s = 1.0 * scale;
+  epoch.phase_s = {0.5 * scale, 3.0 * scale, 5.0 * scale, 0.25 * scale, 0.75 * scale, 0.5 * scale};
+  epoch.step_ms = {900.0, 100.0 * scale, 120.0 * scale, 110.0};
+  epoch.warmup_steps = 1;
+  epoch.counted_samples = 96;
+  epoch.memory_peak.bytes = {1, 2, 3, 4, 5, 6, 7};
+  epoch.memory_predicted.bytes = {10, 20, 30, 40, 50, 60, static_cast<std::int64_t>(70 * scale)};
+  epoch.memory_peak_total = 9007199254740991;  // the largest count that a double holds exactly
+  epoch.device_memory_used = static_cast<std::int64_t>(1000 * scale);
+  epoch.comm["dp.all_reduce"] = {4, 1024, 0.5 * scale, 0.125 * scale};
+  return epoch;
+}
+
+}  // namespace
+
+TEST_CASE("the phases of an epoch add up to its training time") {
+  HandClock time;
+  PhaseClock clock(1, time.reader());
+  clock.epoch_begin();
+  time.now += 0.5;  // before the first step: other
+  for (int step = 0; step < 3; ++step) {
+    clock.step_begin();
+    clock.phase(Phase::data);
+    time.now += 0.125;
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      clock.phase(Phase::forward);
+      time.now += 0.25;
+      clock.phase(Phase::backward);
+      time.now += 0.5;
+    }
+    clock.phase(Phase::communication);
+    time.now += 0.0625;
+    clock.phase(Phase::optimizer);
+    time.now += step == 0 ? 8.0 : 0.03125;
+    clock.step_end(step_of(step == 2 ? 8 : 32));
+  }
+  time.now += 0.25;
+  const RankEpoch epoch = clock.epoch_end();
+  CHECK(epoch.phase(Phase::data) == 0.375);
+  CHECK(epoch.phase(Phase::forward) == 1.5);
+  CHECK(epoch.phase(Phase::backward) == 3.0);
+  CHECK(epoch.phase(Phase::communication) == 0.1875);
+  CHECK(epoch.phase(Phase::optimizer) == 8.0625);
+  CHECK(epoch.phase(Phase::other) == 0.75);
+  double sum = 0.0;
+  for (const double seconds : epoch.phase_s) sum += seconds;
+  CHECK(sum == epoch.train_s);
+  CHECK(epoch.step_ms == std::vector<double>{9687.5, 1718.75, 1718.75});
+  CHECK(epoch.warmup_steps == 1);
+  CHECK(epoch.counted_samples == 40);
+  CHECK(clock.last_step().samples == 8);
+}
+
+TEST_CASE("warm-up is counted over epochs, and leaves each epoch a step") {
+  HandClock time;
+  PhaseClock clock(3, time.reader());
+  const auto epoch_of = [&](int steps) {
+    clock.epoch_begin();
+    for (int step = 0; step < steps; ++step) {
+      clock.step_begin();
+      time.now += 1.0;
+      clock.step_end(step_of(10));
+    }
+    return clock.epoch_end();
+  };
+  CHECK(epoch_of(2).warmup_steps == 1);
+  CHECK(epoch_of(5).warmup_steps == 2);
+  const RankEpoch third = epoch_of(5);
+  CHECK(third.warmup_steps == 0);
+  CHECK(third.counted_samples == 50);
+  CHECK(epoch_of(0).warmup_steps == 0);
+}
+
+TEST_CASE("steps that overlap last from one end to the next") {
+  HandClock time;
+  PhaseClock clock(0, time.reader());
+  clock.epoch_begin();
+  clock.step_begin();  // step 0 at 100
+  time.now += 1.0;
+  clock.step_begin();  // step 1 enters the pipeline
+  time.now += 1.0;
+  clock.step_end(step_of(1));
+  time.now += 0.5;
+  clock.step_begin();  // step 2
+  time.now += 1.0;
+  clock.step_end(step_of(1));
+  time.now += 1.25;
+  clock.step_end(step_of(1));
+  CHECK(clock.epoch_end().step_ms == std::vector<double>{2000.0, 1500.0, 1250.0});
+}
+
+TEST_CASE("an encoded epoch decodes to itself, padding or not") {
+  RankEpoch epoch = sample_rank(1.5);
+  epoch.comm["tp.all_gather"] = {1, 1234567890123, 0.25, std::numeric_limits<double>::infinity()};
+  std::vector<double> numbers = encode(epoch);
+  numbers.resize(numbers.size() + 17, 0.0);
+  const RankEpoch back = decode(numbers);
+  CHECK(back.train_s == epoch.train_s);
+  CHECK(back.eval_s == epoch.eval_s);
+  CHECK(back.phase_s == epoch.phase_s);
+  CHECK(back.step_ms == epoch.step_ms);
+  CHECK(back.warmup_steps == 1);
+  CHECK(back.counted_samples == 96);
+  CHECK(back.memory_peak.bytes == epoch.memory_peak.bytes);
+  CHECK(back.memory_predicted.bytes == epoch.memory_predicted.bytes);
+  CHECK(back.memory_peak_total == epoch.memory_peak_total);
+  CHECK(back.device_memory_used == 1500);
+  REQUIRE(back.comm.size() == 2);
+  CHECK(back.comm.at("tp.all_gather").bytes == 1234567890123);
+  CHECK(back.comm.at("dp.all_reduce").calls == 4);
+
+  const std::vector<double> again = encode(back);
+  numbers.resize(again.size());
+  CHECK(again == numbers);
+}
+
+TEST_CASE("numbers that are no epoch are refused") {
+  std::vector<double> numbers = encode(sample_rank(1.0));
+  CHECK_THROWS_AS(decode(std::vector<double>(numbers.begin(), numbers.end() - 3)), Error);
+  CHECK_THROWS_AS(decode(std::vector<double>{}), Error);
+  numbers[0] = 0.0;
+  CHECK_THROWS_AS(decode(numbers), Error);
+}
+
+TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest rank") {
+  RankEpoch last = sample_rank(3.0);
+  last.comm["pp.recv"] = {8, 0, 2.0, 1.5};
+  const std::vector<RankEpoch> ranks = {sample_rank(1.0), sample_rank(2.0), last};
+  EpochFacts facts;
+  facts.epoch = 4;
+  facts.steps = facts.full_steps = 4;
+  facts.samples = 128;
+  facts.tokens = 128 * 64;
+  facts.flops_per_sample = 1e9;
+  const EpochRecord record = merge(ranks, facts);
+
+  CHECK(slowest_step_ms(ranks) == std::vector<double>{900.0, 300.0, 360.0, 110.0});
+  CHECK(record.step_ms.median == 300.0);
+  CHECK(record.step_ms.max == 360.0);
+  CHECK(record.step_ms.min == 110.0);
+  CHECK(record.samples_per_s == Approx(96 / 0.77));
+  CHECK(record.tokens_per_s == Approx(64 * 96 / 0.77));
+  CHECK(record.flops_per_s == Approx(1e9 * 96 / 0.77));
+  CHECK(record.train_s.min == 10.0);
+  CHECK(record.train_s.mean == 20.0);
+  CHECK(record.train_s.max == 30.0);
+  CHECK(record.eval_s == 3.0);
+  CHECK(record.epoch_s == 33.0);
+  CHECK_FALSE(record.extrapolated);
+  CHECK(record.data_s.max == 1.5);
+  CHECK(record.backward_s.mean == 10.0);
+  CHECK(record.comm_exposed_s.min == 0.125);
+  CHECK(record.comm_exposed_s.max == 0.375 + 1.5);
+  CHECK(record.bubble_fraction == Approx(0.5 / 20.0));
+  CHECK(record.comm.at("dp.all_reduce").calls == 4);
+  CHECK(record.comm.at("dp.all_reduce").bytes == 1024);
+  CHECK(record.comm.at("dp.all_reduce").busy_s == Approx(1.0));
+  CHECK(record.comm.at("pp.recv").exposed_s == Approx(0.5));
+  CHECK(record.memory_predicted_bytes.total() == 210 + 210);
+  CHECK(record.device_memory_used_bytes == 3000);
+  CHECK(record.memory_peak_bytes[6].max == 7.0);
+}
+
+TEST_CASE("part of an epoch is extrapolated from the steps that count") {
+  EpochFacts facts;
+  facts.steps = 4;
+  facts.full_steps = 30;
+  facts.samples = 128;
+  facts.eval_steps = 2;
+  facts.full_eval_steps = 10;
+  const EpochRecord record = merge({sample_rank(1.0)}, facts);
+  CHECK(record.extrapolated);
+  CHECK(record.train_s.max == 10.0);
+  CHECK(record.epoch_s == Approx(30 * 0.110 + 5.0));
+  CHECK(record.tokens_per_s == 0.0);
+}
+
+TEST_CASE("without counted communication the phase stands in") {
+  RankEpoch alone = sample_rank(1.0);
+  alone.comm.clear();
+  CHECK(merge({alone}, EpochFacts{}).comm_exposed_s.max == 0.25);
+}

@@ -1,0 +1,108 @@
+#pragma once
+// Records with a different value in every field, so that a field that is swapped or forgotten shows, and a directory
+// that goes away with the test.
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "engine/record/records.h"
+
+namespace pdl::test {
+
+/// Removed with all it holds when the test ends.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "pdlbench_record_XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+inline std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+inline void put_content(const std::string& path, const std::string& text, bool at_end = false) {
+  std::ofstream(path, std::ios::binary | (at_end ? std::ios::app : std::ios::trunc)) << text;
+}
+
+inline EpochRecord sample_epoch(std::int64_t epoch) {
+  const double shift = 0.001 * static_cast<double>(epoch);
+  EpochRecord record;
+  record.epoch = epoch;
+  record.steps = 100;
+  record.samples = 3200;
+  record.tokens = 409600;
+  record.epoch_s = 12.5 + shift;
+  record.eval_s = 2.25;
+  record.train_s = {10.0, 10.125, 10.25 + shift};
+  record.data_s = {0.1, 0.2, 0.3};
+  record.forward_s = {3.0, 3.1, 3.2};
+  record.backward_s = {5.0, 5.1, 5.2};
+  record.comm_exposed_s = {0.5, 0.75, 1.0};
+  record.optimizer_s = {0.4, 0.41, 0.42};
+  record.bubble_fraction = 0.0625;
+  record.step_ms = {100.5, 90.5, 130.5, 150.5, 88.5, 160.5};
+  record.samples_per_s = 318.0;
+  record.tokens_per_s = 40704.0;
+  record.flops_per_s = 1.5e12;
+  record.train_loss = 3.5 - shift;
+  record.val_loss = 3.25 - shift;
+  record.val_metric_name = "perplexity";
+  record.val_metric = 25.75;
+  record.lr = 6e-4;
+  record.elapsed_s = 13.0 * static_cast<double>(epoch + 1);
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
+    const double bytes = 1048576.0 * (kind + 1);
+    record.memory_peak_bytes[static_cast<std::size_t>(kind)] = {bytes - 1024, bytes - 512, bytes};
+    record.memory_predicted_bytes.bytes[static_cast<std::size_t>(kind)] = 1048576 * (kind + 1) + 1;
+  }
+  record.memory_peak_total_bytes = {20971520, 23068672, 25165824};
+  record.device_memory_used_bytes = 33554432;
+  record.comm["dp.all_reduce"] = {200, 123456789012345, 1.5, 0.5};
+  record.comm["world.broadcast"] = {1, 64, 0.001, 0.0005};
+  return record;
+}
+
+inline RunRecord sample_run(std::int64_t epochs_planned) {
+  RunRecord run;
+  run.name = "sample";
+  run.engine = "zero";
+  run.model = "gpt2-tiny";
+  run.command = "pdlbench run configs/quick/sample.json --out results/my runs";
+  run.start_utc = "2026-02-03T04:05:06Z";
+  run.config_json = R"({"name": "sample", "training": {"epochs": 3, "lr": 0.001}})";
+  run.config_hash = "0123456789abcdef";
+  run.engine_description_json = R"({"stage": "2"})";
+  run.versions = {{"pdlbench", "0.1"}, {"git_sha", "abc"}, {"git_dirty", "false"}};
+  run.environment = {{"OMP_NUM_THREADS", "1"}};
+  run.data = {{"name", "kjv"}, {"identity", "fnv:1"}};
+  run.ranks = {{0, 0, "node1", "cpu", "", 1}, {1, 1, "node1", "cpu", "", 1}};
+  run.epochs_planned = epochs_planned;
+  run.dp = 2;
+  run.comm = "mpi";
+  run.launcher = "hydra";
+  run.backend = "cpu";
+  run.dtype = "fp32";
+  return run;
+}
+
+}  // namespace pdl::test
