@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "parallel/comm/world.h"
+
 namespace pdl {
 namespace {
 
@@ -25,6 +27,9 @@ class SynchronousEngine final : public Engine {
   Prediction predict() const override {
     Prediction prediction = method_->predict();
     prediction.memory[MemoryKind::communication] += kAgreementBytes + kTextBytes;
+    if (context_.training.deterministic) {  // the group of all ranks and the control group have scratch for fixed-order sums
+      prediction.memory[MemoryKind::communication] += 2 * deterministic_scratch_bytes(context_.world.size());
+    }
     if (context_.world.size() > 1) {
       prediction.comm_per_step["control.all_reduce"] = {1, ring_bytes("all_reduce", context_.world.size(), kAgreementBytes)};
     }

@@ -75,7 +75,8 @@ VggOptions read_vgg(const std::string& name, const ConfigReader& workload) {
   options.kind = find_kind(name);
   options.image_size =
       workload.get<std::int64_t>("image_size", kFullImage, "pixels a side, a multiple of 32", {kReduction, 1 << 14});
-  options.width_multiplier = workload.get("width_multiplier", 1.0, "scales the channels of every convolution", {0.001, 16});
+  options.width_multiplier =
+      workload.get("width_multiplier", 1.0, "scales the channels of every convolution", {0.001, 16});
   options.dropout = workload.get("dropout", 0.5, "rate in the classifier", {0, 1});
   const std::int64_t usual_width = options.image_size >= kFullImage ? kFullClassifier : kSmallClassifier;
   options.classifier_width = workload.get<std::int64_t>(

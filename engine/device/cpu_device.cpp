@@ -74,8 +74,8 @@ std::int64_t read_number(const std::string& path) {
   return error == std::errc() && end == word.data() + word.size() ? value : kNoLimit;
 }
 
-/// The least limit from a control group up to the root of its tree. Inside a container the tree may be cut short, so that the
-/// group's own path does not exist; the root is looked at in any case.
+/// The least limit from a control group up to the root of its tree. Inside a container the tree may be cut short, so
+/// that the group's own path does not exist; the root is looked at in any case.
 std::int64_t group_limit(const std::string& tree, std::string group, const std::string& file) {
   std::int64_t limit = kNoLimit;
   while (true) {

@@ -67,9 +67,11 @@ void Device::release(void* data, std::int64_t bytes, MemoryKind kind) noexcept {
 std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   if (options.kind == "cpu") return make_cpu_device(options);
   if (options.kind == "cuda") {
-    throw ConfigError("device \"cuda\" cannot be used: this build has no CUDA backend; use \"cpu\"", ExitCode::unsupported);
+    throw ConfigError("device \"cuda\" cannot be used: this build has no CUDA backend; use \"cpu\"",
+                      ExitCode::unsupported);
   }
-  throw ConfigError(str("device \"", options.kind, "\" is unknown: there are \"cpu\" and \"cuda\""), ExitCode::unsupported);
+  throw ConfigError(str("device \"", options.kind, "\" is unknown: there are \"cpu\" and \"cuda\""),
+                    ExitCode::unsupported);
 }
 
 }  // namespace pdl

@@ -1,9 +1,10 @@
 #pragma once
-// Where bytes live and in what order work happens. A device hands out tagged memory, streams and events, and copies bytes; it
-// computes nothing.
+// Where bytes live and in what order work happens. A device hands out tagged memory, streams and events, and copies
+// bytes; it computes nothing.
 //
-// Order of work. Everything queued on one Stream happens in order. A Stream waits for another through an Event. The host waits
-// only in `synchronize`. On the CPU a stream is the calling thread: work is done when the call returns, and events are no-ops.
+// Order of work. Everything queued on one Stream happens in order. A Stream waits for another through an Event. The
+// host waits only in `synchronize`. On the CPU a stream is the calling thread: work is done when the call returns, and
+// events are no-ops.
 
 #include <cstdint>
 #include <memory>
@@ -61,15 +62,15 @@ class Buffer {
 
 /// What a device is, for `info` and the records.
 struct DeviceInfo {
-  std::string kind;    ///< "cpu" or "cuda"
-  std::string name;    ///< the processor's name
-  std::string uuid;    ///< tells two devices apart; empty for the CPU
+  std::string kind;  ///< "cpu" or "cuda"
+  std::string name;  ///< the processor's name
+  std::string uuid;  ///< tells two devices apart; empty for the CPU
   std::int64_t memory_bytes = 0;
-  int threads = 1;     ///< host threads that compute
+  int threads = 1;  ///< host threads that compute
 };
 
-/// One device and its tagged arena. `seal` closes the arena: an allocation after it is a bug and throws, which is how the rule
-/// "no allocation in a step after the first" is enforced.
+/// One device and its tagged arena. `seal` closes the arena: an allocation after it is a bug and throws, which is how
+/// the rule "no allocation in a step after the first" is enforced.
 class Device {
  public:
   /// `memory_limit_bytes` 0 means the device's own size.
@@ -105,8 +106,8 @@ class Device {
 };
 
 struct DeviceOptions {
-  std::string kind = "cpu";            ///< "cpu" or "cuda"
-  int threads = 1;                     ///< host threads that compute (CPU)
+  std::string kind = "cpu";  ///< "cpu" or "cuda"
+  int threads = 1;           ///< host threads that compute (CPU)
   std::int64_t memory_limit_bytes = 0;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// Bytes by what they are for. The same kinds name the predicted bytes (`Engine::predict`) and the measured ones, so that the
-// two stand in one table.
+// Bytes by what they are for. The same kinds name the predicted bytes (`Engine::predict`) and the measured ones, so
+// that the two stand in one table.
 
 #include <array>
 #include <cstdint>
@@ -9,7 +9,15 @@
 
 namespace pdl {
 
-enum class MemoryKind : int { parameters, weight_versions, gradients, optimizer, activations, communication, workspace };
+enum class MemoryKind : int {
+  parameters,
+  weight_versions,
+  gradients,
+  optimizer,
+  activations,
+  communication,
+  workspace
+};
 inline constexpr int kMemoryKinds = 7;
 inline constexpr std::array<std::string_view, kMemoryKinds> kMemoryKindNames = {
     "parameters", "weight_versions", "gradients", "optimizer", "activations", "communication", "workspace"};
@@ -27,12 +35,12 @@ struct MemoryByKind {
   }
 };
 
-/// Current and peak bytes of one device, by kind and in total. The peak of the total is a moment of its own, never the sum of
-/// the kinds' peaks.
+/// Current and peak bytes of one device, by kind and in total. The peak of the total is a moment of its own, never the
+/// sum of the kinds' peaks.
 class MemoryTracker {
  public:
-  void add(MemoryKind kind, std::int64_t bytes);     ///< negative when memory is given back
-  void reset_peak();                                 ///< the peaks become what is held now
+  void add(MemoryKind kind, std::int64_t bytes);  ///< negative when memory is given back
+  void reset_peak();                              ///< the peaks become what is held now
   const MemoryByKind& current() const { return current_; }
   const MemoryByKind& peak() const { return peak_; }
   std::int64_t peak_total() const { return peak_total_; }

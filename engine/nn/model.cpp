@@ -9,10 +9,14 @@ namespace {
 
 Shape with_samples(const Shape& sample, std::int64_t samples) {
   switch (sample.rank()) {
-    case 1: return {samples, sample[0]};
-    case 2: return {samples, sample[0], sample[1]};
-    case 3: return {samples, sample[0], sample[1], sample[2]};
-    default: PDL_CHECK(false, "samples have one to three extents, not ", sample.to_string());
+    case 1:
+      return {samples, sample[0]};
+    case 2:
+      return {samples, sample[0], sample[1]};
+    case 3:
+      return {samples, sample[0], sample[1], sample[2]};
+    default:
+      PDL_CHECK(false, "samples have one to three extents, not ", sample.to_string());
   }
   return {};
 }
@@ -64,7 +68,8 @@ ParamStore make_param_store(const LayerList& layers, int first, int last) {
       } else {
         // A tied parameter is its target, also where it has to have a range of its own: it starts from the same values.
         const auto target = registered.find(spec.tied_to);
-        PDL_CHECK(target != registered.end(), spec.name, " is tied to ", spec.tied_to, ", which comes later or not at all");
+        PDL_CHECK(target != registered.end(), spec.name, " is tied to ", spec.tied_to,
+                  ", which comes later or not at all");
         std::tie(id, spec.init) = target->second;
       }
       if (layer >= first && layer < last) {

@@ -13,10 +13,14 @@ constexpr std::int64_t kParallelElements = 4096;
 double initial_value(const InitRule& rule, const RandomStream& stream, std::int64_t element) {
   const auto index = static_cast<std::uint64_t>(element);
   switch (rule.kind) {
-    case InitRule::Kind::zeros: break;
-    case InitRule::Kind::ones: return 1.0;
-    case InitRule::Kind::normal: return rule.scale * stream.normal(index);
-    case InitRule::Kind::uniform: return rule.scale * (2.0 * stream.uniform(index) - 1.0);
+    case InitRule::Kind::zeros:
+      break;
+    case InitRule::Kind::ones:
+      return 1.0;
+    case InitRule::Kind::normal:
+      return rule.scale * stream.normal(index);
+    case InitRule::Kind::uniform:
+      return rule.scale * (2.0 * stream.uniform(index) - 1.0);
   }
   return 0.0;
 }
@@ -61,7 +65,8 @@ ParamStore::ParamStore(std::vector<ParamSpec> specs, std::vector<int> layers, st
     ParamSpec& spec = specs[i];
     const auto target = spec.tied_to.empty() ? index_of.end() : index_of.find(spec.tied_to);
     if (target != index_of.end()) {
-      PDL_CHECK(params_[static_cast<std::size_t>(target->second)].spec.shape() == spec.shape(), spec.name, " tied to another shape");
+      PDL_CHECK(params_[static_cast<std::size_t>(target->second)].spec.shape() == spec.shape(), spec.name,
+                " tied to another shape");
       owner_.push_back(target->second);
       continue;
     }
@@ -99,7 +104,8 @@ Tensor ParamStore::view(const Tensor& flat, int index) const {
 
 std::vector<UpdateSegment> ParamStore::segments() const {
   std::vector<UpdateSegment> segments;
-  for (const Param& param : params_) segments.push_back({.offset = param.offset, .count = param.count, .decay = param.spec.decay});
+  for (const Param& param : params_)
+    segments.push_back({.offset = param.offset, .count = param.count, .decay = param.spec.decay});
   return segments;
 }
 

@@ -41,12 +41,13 @@ class Stage {
   TensorSpec output_spec(std::int64_t samples) const;
 
   /// Runs the layers. `x` is batch.input on the first stage, else what the stage before handed on; it must stay valid until
-  /// backward of this slot is done. Returns the last layer's output, inside the slot.
+  /// backward of this slot is done. Returns the last layer's output, inside the slot. In training a stage that begins with the loss
+  /// leaves the gradient in place of `x`, so it takes each `x` once.
   Tensor forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch, const Tensor& x,
                  bool training);
 
   /// Backward through the slot's forward. `dy` is undefined after the loss; it may be overwritten. Returns dx inside the scratch
-  /// (undefined for the first layer of the model), valid until the next backward.
+  /// (undefined for the first layer of the model; `x` itself when the stage begins with the loss), valid until the next backward.
   /// `values` and `grads` are flat ranges of the store's layout; `touched[i]` says whether params()[i] already holds a part of the
   /// sum and is set. The listener hears each parameter once, after its last contribution in this pass.
   Tensor backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched, const Slot& slot,

@@ -20,8 +20,8 @@ void check_counts(const std::vector<std::int64_t>& counts, const Tensor& tensor,
 
 void check_all_gather(const Tensor& out, const Tensor& in, int size) {
   check_types(out, in);
-  PDL_CHECK(out.elements() == size * in.elements(), "all_gather of ", in.elements(), " elements from ", size, " ranks into ",
-            out.elements());
+  PDL_CHECK(out.elements() == size * in.elements(), "all_gather of ", in.elements(), " elements from ", size,
+            " ranks into ", out.elements());
 }
 
 void check_reduce_scatter(const Tensor& out, const Tensor& in, int size) {

@@ -1,6 +1,6 @@
 #pragma once
-// The shapes that collectives demand, checked the same way by every transport. All throw Error on the caller's rank: these are
-// mistakes of one call, found before anything is sent.
+// The shapes that collectives demand, checked the same way by every transport. All throw Error on the caller's rank:
+// these are mistakes of one call, found before anything is sent.
 
 #include <cstdint>
 #include <vector>

@@ -1,14 +1,15 @@
 #pragma once
 // Collectives and point-to-point between ranks, ordered on streams.
 //
-// An operation is queued after what is already queued on the given stream and returns a Work at once; `Work::wait(stream)` makes
-// what is queued later on that stream wait for it (on the CPU: the calling thread waits). All ranks of a communicator issue its
-// collectives in the same order; a mismatch of operation, size or type is an Error(communication) that names rank, operation and
-// sequence number. Tensors stay valid and untouched until the wait.
+// An operation is queued after what is already queued on the given stream and returns a Work at once;
+// `Work::wait(stream)` makes what is queued later on that stream wait for it (on the CPU: the calling thread waits).
+// All ranks of a communicator issue its collectives in the same order; a mismatch of operation, size or type is an
+// Error(communication) that names rank, operation and sequence number. Tensors stay valid and untouched until the wait.
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/device/device.h"
 
@@ -53,14 +54,16 @@ class Communicator {
   virtual Work all_reduce(Tensor inout, ReduceOp op, Stream& stream) = 0;
   /// out [size * n] = the ranks' `in` [n] in rank order. `in` may be this rank's part of `out`.
   virtual Work all_gather(Tensor out, Tensor in, Stream& stream) = 0;
-  /// out [n] = this rank's part of the sum of all `in` [size * n]; same order of summation as all_reduce. `in` may be overwritten.
+  /// out [n] = this rank's part of the sum of all `in` [size * n]; same order of summation as all_reduce. `in` may be
+  /// overwritten; `out` may be this rank's part of `in`.
   virtual Work reduce_scatter(Tensor out, Tensor in, ReduceOp op, Stream& stream) = 0;
   /// out at `root` = reduction of all `in`; elsewhere out is untouched. out may be in.
   virtual Work reduce(Tensor out, Tensor in, ReduceOp op, int root, Stream& stream) = 0;
   virtual Work broadcast(Tensor inout, int root, Stream& stream) = 0;
-  /// Part r of `in` goes to rank r, part r of `out` comes from rank r; parts in elements, in rank order, given by counts.
-  virtual Work all_to_all(Tensor out, const std::vector<std::int64_t>& out_counts, Tensor in, const std::vector<std::int64_t>& in_counts,
-                          Stream& stream) = 0;
+  /// Part r of `in` goes to rank r, part r of `out` comes from rank r; parts in elements, in rank order, given by
+  /// counts.
+  virtual Work all_to_all(Tensor out, const std::vector<std::int64_t>& out_counts, Tensor in,
+                          const std::vector<std::int64_t>& in_counts, Stream& stream) = 0;
   virtual Work send(Tensor in, int peer, int tag, Stream& stream) = 0;
   virtual Work recv(Tensor out, int peer, int tag, Stream& stream) = 0;
 

@@ -28,7 +28,8 @@ using InFlight = std::vector<Observed*>;
 /// One operation in flight and the clock on it.
 class CountedWork final : public Work::State, public Observed {
  public:
-  CountedWork(Work inner, CommLedger& ledger, std::string key, Clock::time_point issued, std::shared_ptr<InFlight> in_flight)
+  CountedWork(Work inner, CommLedger& ledger, std::string key, Clock::time_point issued,
+              std::shared_ptr<InFlight> in_flight)
       : inner_(std::move(inner)),
         ledger_(ledger),
         key_(std::move(key)),
@@ -72,7 +73,10 @@ class CountedWork final : public Work::State, public Observed {
 class CountingCommunicator final : public Communicator {
  public:
   CountingCommunicator(std::unique_ptr<Communicator> inner, CommLedger& ledger)
-      : inner_(std::move(inner)), ledger_(ledger), prefix_(inner_->axis() + "."), in_flight_(std::make_shared<InFlight>()) {}
+      : inner_(std::move(inner)),
+        ledger_(ledger),
+        prefix_(inner_->axis() + "."),
+        in_flight_(std::make_shared<InFlight>()) {}
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
@@ -123,7 +127,8 @@ class CountingCommunicator final : public Communicator {
     return ring_bytes(operation, inner_->size(), whole.bytes());
   }
 
-  /// Counts a call once it was accepted; its time starts before the call, since a transport may do all of the work in there.
+  /// Counts a call once it was accepted; its time starts before the call, since a transport may do all of the work in
+  /// there.
   template <typename Issue>
   Work counted(const char* operation, std::int64_t bytes, Issue issue) {
     const Clock::time_point begin = Clock::now();

@@ -1,8 +1,8 @@
 #pragma once
 // What started this process, read from the environment, and whether MPI agrees with it.
 //
-// A program linked to one MPI library and started by another's launcher runs as many lone processes that all call themselves
-// rank 0 of 1, without any error. Only the environment tells.
+// A program linked to one MPI library and started by another's launcher runs as many lone processes that all call
+// themselves rank 0 of 1, without any error. Only the environment tells.
 
 #include <functional>
 #include <string>

@@ -24,13 +24,19 @@ std::string mpi_error_text(int status) {
 
 MPI_Datatype mpi_type(DType dtype) {
   switch (dtype) {
-    case DType::fp64: return MPI_DOUBLE;
-    case DType::fp32: return MPI_FLOAT;
+    case DType::fp64:
+      return MPI_DOUBLE;
+    case DType::fp32:
+      return MPI_FLOAT;
     case DType::bf16:
-    case DType::fp16: return MPI_UINT16_T;
-    case DType::int64: return MPI_INT64_T;
-    case DType::int32: return MPI_INT32_T;
-    case DType::uint8: return MPI_UINT8_T;
+    case DType::fp16:
+      return MPI_UINT16_T;
+    case DType::int64:
+      return MPI_INT64_T;
+    case DType::int32:
+      return MPI_INT32_T;
+    case DType::uint8:
+      return MPI_UINT8_T;
   }
   return MPI_BYTE;
 }

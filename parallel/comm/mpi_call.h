@@ -32,12 +32,13 @@ MPI_Op mpi_op(ReduceOp op);
 /// Some requests that are tested together.
 class MpiRequests {
  public:
-  /// Where the next call puts its request. For a receive, `expected` is the number of elements that must come; -1: not checked.
+  /// Where the next call puts its request. For a receive, `expected` is the number of elements that must come; -1: not
+  /// checked.
   MPI_Request* add(int expected = -1);
   bool empty() const { return requests_.empty(); }
   void clear();
-  /// True when all are complete; never waits. `problem` becomes non-empty, with the result true, when MPI reports an error or a
-  /// receive got less than it expected.
+  /// True when all are complete; never waits. `problem` becomes non-empty, with the result true, when MPI reports an
+  /// error or a receive got less than it expected.
   bool test(MPI_Datatype type, std::string& problem);
 
  private:

@@ -70,8 +70,8 @@ Work MpiCommunicator::all_reduce(Tensor inout, ReduceOp op, Stream&) {
   }
   auto work = start(record);
   in_chunks(inout.elements(), options_.largest_count, [&](std::int64_t first, int count) {
-    PDL_MPI(MPI_Iallreduce(MPI_IN_PLACE, bytes_at(inout, first), count, mpi_type(inout.dtype()), mpi_op(op), group_->comm(),
-                           work->requests().add()));
+    PDL_MPI(MPI_Iallreduce(MPI_IN_PLACE, bytes_at(inout, first), count, mpi_type(inout.dtype()), mpi_op(op),
+                           group_->comm(), work->requests().add()));
   });
   return Work(std::move(work));
 }
@@ -84,8 +84,8 @@ Work MpiCommunicator::all_gather(Tensor out, Tensor in, Stream&) {
   if (out.elements() <= options_.largest_count) {
     const bool in_place = in.raw() == bytes_at(out, rank() * part);
     const MPI_Datatype type = mpi_type(in.dtype());
-    PDL_MPI(MPI_Iallgather(in_place ? MPI_IN_PLACE : in.raw(), static_cast<int>(part), type, out.raw(), static_cast<int>(part),
-                           type, group_->comm(), work->requests().add()));
+    PDL_MPI(MPI_Iallgather(in_place ? MPI_IN_PLACE : in.raw(), static_cast<int>(part), type, out.raw(),
+                           static_cast<int>(part), type, group_->comm(), work->requests().add()));
     return Work(std::move(work));
   }
   copy(bytes_at(out, rank() * part), in.raw(), in.bytes());
@@ -109,8 +109,9 @@ Work MpiCommunicator::reduce_scatter(Tensor out, Tensor in, ReduceOp op, Stream&
   auto work = start(record);
   if (part == 0) return Work(std::move(work));
   const bool inside = out.raw() == bytes_at(in, rank() * part);
-  PDL_MPI(MPI_Ireduce_scatter_block(inside ? MPI_IN_PLACE : in.raw(), inside ? in.raw() : out.raw(), static_cast<int>(part),
-                                    mpi_type(in.dtype()), mpi_op(op), group_->comm(), work->requests().add()));
+  PDL_MPI(MPI_Ireduce_scatter_block(inside ? MPI_IN_PLACE : in.raw(), inside ? in.raw() : out.raw(),
+                                    static_cast<int>(part), mpi_type(in.dtype()), mpi_op(op), group_->comm(),
+                                    work->requests().add()));
   // In place, MPI leaves the result at the start of `in`.
   if (inside) work->at_end([out, in] { copy(out.raw(), in.raw(), out.bytes()); });
   return Work(std::move(work));
@@ -118,7 +119,8 @@ Work MpiCommunicator::reduce_scatter(Tensor out, Tensor in, ReduceOp op, Stream&
 
 Work MpiCommunicator::reduce(Tensor out, Tensor in, ReduceOp op, int root, Stream&) {
   check_reduce(out, in, root, rank(), size());
-  const CallRecord record{.call = CommCall::reduce, .dtype = in.dtype(), .op = op, .root = root, .count = in.elements()};
+  const CallRecord record{
+      .call = CommCall::reduce, .dtype = in.dtype(), .op = op, .root = root, .count = in.elements()};
   if (!native(in.dtype(), 0)) {
     return slices(record, {.kind = SliceJob::Kind::reduce,
                            .in = static_cast<const char*>(in.raw()),
@@ -128,8 +130,8 @@ Work MpiCommunicator::reduce(Tensor out, Tensor in, ReduceOp op, int root, Strea
   auto work = start(record);
   const bool in_place = rank() == root && out.raw() == in.raw();
   in_chunks(in.elements(), options_.largest_count, [&](std::int64_t first, int count) {
-    PDL_MPI(MPI_Ireduce(in_place ? MPI_IN_PLACE : bytes_at(in, first), rank() == root ? bytes_at(out, first) : nullptr, count,
-                        mpi_type(in.dtype()), mpi_op(op), root, group_->comm(), work->requests().add()));
+    PDL_MPI(MPI_Ireduce(in_place ? MPI_IN_PLACE : bytes_at(in, first), rank() == root ? bytes_at(out, first) : nullptr,
+                        count, mpi_type(in.dtype()), mpi_op(op), root, group_->comm(), work->requests().add()));
   });
   return Work(std::move(work));
 }
@@ -138,7 +140,8 @@ Work MpiCommunicator::broadcast(Tensor inout, int root, Stream&) {
   check_root(root, size());
   auto work = start({.call = CommCall::broadcast, .dtype = inout.dtype(), .root = root, .count = inout.elements()});
   in_chunks(inout.elements(), options_.largest_count, [&](std::int64_t first, int count) {
-    PDL_MPI(MPI_Ibcast(bytes_at(inout, first), count, mpi_type(inout.dtype()), root, group_->comm(), work->requests().add()));
+    PDL_MPI(MPI_Ibcast(bytes_at(inout, first), count, mpi_type(inout.dtype()), root, group_->comm(),
+                       work->requests().add()));
   });
   return Work(std::move(work));
 }
@@ -149,7 +152,8 @@ Work MpiCommunicator::all_to_all(Tensor out, const std::vector<std::int64_t>& ou
   auto work = start({.call = CommCall::all_to_all, .dtype = in.dtype()});
   std::int64_t out_first = 0, in_first = 0;
   for (int peer = 0; peer < size(); ++peer) {
-    const std::int64_t out_count = out_counts[static_cast<std::size_t>(peer)], in_count = in_counts[static_cast<std::size_t>(peer)];
+    const std::int64_t out_count = out_counts[static_cast<std::size_t>(peer)],
+                       in_count = in_counts[static_cast<std::size_t>(peer)];
     if (peer == rank()) {
       copy(bytes_at(out, out_first), bytes_at(in, in_first), in_count * size_of(in.dtype()));
     } else {
@@ -176,17 +180,18 @@ Work MpiCommunicator::recv(Tensor out, int peer, int tag, Stream&) {
   return Work(std::move(work));
 }
 
-void MpiCommunicator::add_send(MpiRequests& requests, const void* data, std::int64_t count, DType dtype, int peer, int tag) {
+void MpiCommunicator::add_send(MpiRequests& requests, const void* data, std::int64_t count, DType dtype, int peer,
+                               int tag) {
   in_chunks(count, options_.largest_count, [&](std::int64_t first, int chunk) {
-    PDL_MPI(MPI_Isend(static_cast<const char*>(data) + first * size_of(dtype), chunk, mpi_type(dtype), peer, tag, group_->comm(),
-                      requests.add()));
+    PDL_MPI(MPI_Isend(static_cast<const char*>(data) + first * size_of(dtype), chunk, mpi_type(dtype), peer, tag,
+                      group_->comm(), requests.add()));
   });
 }
 
 void MpiCommunicator::add_recv(MpiRequests& requests, void* data, std::int64_t count, DType dtype, int peer, int tag) {
   in_chunks(count, options_.largest_count, [&](std::int64_t first, int chunk) {
-    PDL_MPI(MPI_Irecv(static_cast<char*>(data) + first * size_of(dtype), chunk, mpi_type(dtype), peer, tag, group_->comm(),
-                      requests.add(chunk)));
+    PDL_MPI(MPI_Irecv(static_cast<char*>(data) + first * size_of(dtype), chunk, mpi_type(dtype), peer, tag,
+                      group_->comm(), requests.add(chunk)));
   });
 }
 
@@ -200,7 +205,8 @@ void MpiCommunicator::progress() {
 
 std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key, std::string axis) {
   PDL_CHECK(color >= 0, "color ", color);
-  // MPI_Comm_split has no non-blocking form. The barrier before it has the deadline, so that all ranks are known to come.
+  // MPI_Comm_split has no non-blocking form. The barrier before it has the deadline, so that all ranks are known to
+  // come.
   const CallRecord record{.call = CommCall::split};
   MpiRequestOperation barrier(*group_, record, group_->publish(record));
   PDL_MPI(MPI_Ibarrier(group_->comm(), barrier.requests().add()));

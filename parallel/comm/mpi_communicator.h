@@ -1,14 +1,15 @@
 #pragma once
 // The Communicator on MPI, for tensors in host memory.
 //
-//   all_reduce, reduce_scatter, reduce     MPI's own, or slices in rank order (mpi_slices.h): in deterministic mode, for 16-bit
-//                                          floats, and where MPI cannot count that far
-//   all_gather, broadcast                  MPI's own
-//   all_to_all, send, recv                 point-to-point
+//   all_reduce, reduce_scatter, reduce    MPI's own; slices in rank order (mpi_slices.h) in deterministic mode, for
+//                                         16-bit floats, and where MPI cannot count that far
+//   all_gather, broadcast                 MPI's own
+//   all_to_all, send, recv                point-to-point
 //
-// Counts are 64 bits wide: what exceeds an MPI count goes in chunks. Every collective is announced on the host's board before it is
-// posted (rank_board.h), so that ranks of one host which disagree get an Error that names both calls, and no wrong data. Ranks of
-// different hosts have only MPI's own checks and the deadline. A message is checked for its length, not for its type.
+// Counts are 64 bits wide: what exceeds an MPI count goes in chunks. Every collective is announced on the host's board
+// before it is posted (rank_board.h), so that ranks of one host which disagree get an Error that names both calls, and
+// no wrong data. Ranks of different hosts have only MPI's own checks and the deadline. A message is checked for its
+// length, not for its type.
 //
 // Nothing moves by itself: transfers advance inside `progress`, `done` and `wait`, of any communicator.
 
@@ -29,9 +30,10 @@ struct MpiCommunicatorOptions {
 
 class MpiCommunicator final : public Communicator {
  public:
-  /// `device` gives the scratch of deterministic mode at once, `MpiSliceQueue::scratch_bytes(size)`, and must be a CPU device.
-  /// Tensors are in host memory whatever the device of the engine is.
-  MpiCommunicator(std::unique_ptr<MpiGroup> group, Device& device, const MpiCommunicatorOptions& options, std::string axis);
+  /// `device` gives the scratch of deterministic mode at once, `deterministic_scratch_bytes(size)`, and must be a CPU
+  /// device. Tensors are in host memory whatever the device of the engine is.
+  MpiCommunicator(std::unique_ptr<MpiGroup> group, Device& device, const MpiCommunicatorOptions& options,
+                  std::string axis);
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
@@ -40,7 +42,6 @@ class MpiCommunicator final : public Communicator {
 
   Work all_reduce(Tensor inout, ReduceOp op, Stream& stream) override;
   Work all_gather(Tensor out, Tensor in, Stream& stream) override;
-  /// `out` may also be this rank's part of `in`.
   Work reduce_scatter(Tensor out, Tensor in, ReduceOp op, Stream& stream) override;
   Work reduce(Tensor out, Tensor in, ReduceOp op, int root, Stream& stream) override;
   Work broadcast(Tensor inout, int root, Stream& stream) override;

@@ -7,14 +7,19 @@
 namespace pdl {
 
 MpiGroup::MpiGroup(std::shared_ptr<MpiContext> context, MPI_Comm comm, std::string label, double timeout_s)
-    : context_(std::move(context)), comm_(comm), label_(std::move(label)), timeout_s_(timeout_s), board_(context_->board) {
+    : context_(std::move(context)),
+      comm_(comm),
+      label_(std::move(label)),
+      timeout_s_(timeout_s),
+      board_(context_->board) {
   PDL_MPI(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
   PDL_MPI(MPI_Comm_rank(comm_, &rank_));
   PDL_MPI(MPI_Comm_size(comm_, &size_));
   std::vector<BoardMember> members(static_cast<std::size_t>(size_));
   const BoardMember mine = board_.mine();
   MpiRequestOperation exchange(*this, {.call = CommCall::setup}, 0);
-  PDL_MPI(MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, members.data(), sizeof mine, MPI_BYTE, comm_, exchange.requests().add()));
+  PDL_MPI(MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, members.data(), sizeof mine, MPI_BYTE, comm_,
+                         exchange.requests().add()));
   exchange.wait();
   board_.set_members(std::move(members));
 }
@@ -50,7 +55,8 @@ MpiOperation::MpiOperation(MpiGroup& group, CallRecord record, std::int64_t sequ
 
 MpiOperation::~MpiOperation() {
 #ifndef NDEBUG
-  if (!over_ && !waited_ && std::uncaught_exceptions() == 0) std::fprintf(stderr, "bug: nobody waited for %s\n", describe().c_str());
+  if (!over_ && !waited_ && std::uncaught_exceptions() == 0)
+    std::fprintf(stderr, "bug: nobody waited for %s\n", describe().c_str());
 #endif
 }
 

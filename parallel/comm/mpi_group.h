@@ -14,7 +14,8 @@
 
 namespace pdl {
 
-/// What all groups of one process share. `open` ends with the World: afterwards neither MPI nor the boards may be touched.
+/// What all groups of one process share. `open` ends with the World: afterwards neither MPI nor the boards may be
+/// touched.
 struct MpiContext {
   explicit MpiContext(HostBoard host_board) : board(std::move(host_board)), waiter(board) {}
   MpiContext(const MpiContext&) = delete;
@@ -43,8 +44,9 @@ class MpiGroup {
   double timeout_s() const { return timeout_s_; }
   void set_timeout(double seconds) { timeout_s_ = seconds; }
 
-  /// Announces a collective before it is posted and returns its sequence number. Throws Error(communication) when a peer has
-  /// already announced another one as its operation of that number: so two that differ are never both posted on one host.
+  /// Announces a collective before it is posted and returns its sequence number. Throws Error(communication) when a
+  /// peer has already announced another one as its operation of that number: so two that differ are never both posted
+  /// on one host.
   std::int64_t publish(const CallRecord& record);
   /// Throws Error(communication) when a peer's operation of that number differs.
   void check(std::int64_t sequence) const;
@@ -64,7 +66,8 @@ class MpiGroup {
   GroupBoard board_;
 };
 
-/// An operation of a group: a collective, which has a sequence number, or a message (sequence 0, the peer is the record's root).
+/// An operation of a group: a collective, which has a sequence number, or a message (sequence 0, the peer is the
+/// record's root).
 class MpiOperation : public Work::State, public MpiWaitable {
  public:
   MpiOperation(MpiGroup& group, CallRecord record, std::int64_t sequence);

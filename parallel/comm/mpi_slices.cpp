@@ -4,10 +4,12 @@
 #include <utility>
 
 #include "parallel/comm/rank_order.h"
+#include "parallel/comm/world.h"
 
 namespace pdl {
 namespace {
 
+constexpr int kLanes = 4;
 constexpr std::int64_t kLaneBytes = 256 << 10;
 constexpr std::int64_t kLaneBytesPerPeer = 16 << 10;  // keeps messages of large groups from becoming tiny
 constexpr std::int64_t kDirectBytes = 4 << 10;        // below this a message costs more than its bytes
@@ -16,14 +18,14 @@ std::int64_t bytes_of_lane(int size) { return std::max(kLaneBytes, kLaneBytesPer
 
 }  // namespace
 
-std::int64_t MpiSliceQueue::scratch_bytes(int size) { return size <= 1 ? 0 : kLanes * bytes_of_lane(size); }
+std::int64_t deterministic_scratch_bytes(int size) { return size <= 1 ? 0 : kLanes * bytes_of_lane(size); }
 
 MpiSliceQueue::MpiSliceQueue(MpiGroup& group, Device& device, int first_tag)
     : group_(group),
       lane_bytes_(bytes_of_lane(group.size())),
       first_tag_(first_tag),
       lanes_(group.size() > 1 ? kLanes : 0) {
-  if (!lanes_.empty()) scratch_ = device.allocate(scratch_bytes(group.size()), MemoryKind::communication);
+  if (!lanes_.empty()) scratch_ = device.allocate(deterministic_scratch_bytes(group.size()), MemoryKind::communication);
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane].scratch = static_cast<char*>(scratch_.raw()) + static_cast<std::int64_t>(lane) * lane_bytes_;
   }
@@ -63,8 +65,10 @@ MpiSliceQueue::Slice MpiSliceQueue::slice(const Lane& lane, int rank) const {
       const std::int64_t first = lane.count * rank / group_.size(), end = lane.count * (rank + 1) / group_.size();
       return {lane.begin + first, end - first};
     }
-    case SliceJob::Kind::reduce_scatter: return {rank * job.count + lane.begin, lane.count};
-    case SliceJob::Kind::reduce: return {lane.begin, rank == job.root ? lane.count : 0};
+    case SliceJob::Kind::reduce_scatter:
+      return {rank * job.count + lane.begin, lane.count};
+    case SliceJob::Kind::reduce:
+      return {lane.begin, rank == job.root ? lane.count : 0};
   }
   return {lane.begin, lane.count};
 }
@@ -96,7 +100,8 @@ void MpiSliceQueue::start(Lane& lane) {
 
   const std::int64_t element_bytes = size_of(job.dtype), own_count = slice(lane, group_.rank()).count;
   char* place = lane.scratch;
-  for (int step = 1; step < group_.size(); ++step) {  // each rank begins with its neighbour: nobody is everybody's first
+  // Each rank begins with its neighbour, so that nobody is everybody's first.
+  for (int step = 1; step < group_.size(); ++step) {
     const int peer = (group_.rank() + group_.size() - step) % group_.size();
     receive(lane, place, own_count, peer, lane.tag);
     place += own_count * element_bytes;
@@ -157,7 +162,8 @@ void MpiSliceQueue::gather(Lane& lane) {
 
 void MpiSliceQueue::send(Lane& lane, const char* data, std::int64_t count, int peer, int tag) {
   if (count == 0) return;
-  PDL_MPI(MPI_Isend(data, static_cast<int>(count), mpi_type(lane.job->dtype), peer, tag, group_.comm(), lane.requests.add()));
+  PDL_MPI(MPI_Isend(data, static_cast<int>(count), mpi_type(lane.job->dtype), peer, tag, group_.comm(),
+                    lane.requests.add()));
 }
 
 void MpiSliceQueue::receive(Lane& lane, char* data, std::int64_t count, int peer, int tag) {

@@ -1,17 +1,18 @@
 #pragma once
 // Reductions whose sums are formed in rank order on every rank: deterministic mode, and whatever MPI cannot add itself.
 //
-//   a piece of an all_reduce over P ranks       everybody sends slice r of its elements to rank r, for all r
-//                                               rank r adds the P contributions to its slice, in rank order
-//                                               rank r sends the sum to everybody
-//   small all_reduce                            everybody sends all of it to everybody, each adds up for itself: one phase less
-//   reduce_scatter, reduce                      the first two lines
+//   a piece of an all_reduce    everybody sends slice r of its elements to rank r, for all r
+//                               rank r adds all contributions to its slice, in rank order
+//                               rank r sends the sum to everybody
+//   small all_reduce            everybody sends all of it to everybody and adds up for itself: one phase less
+//   reduce_scatter, reduce      the first two lines
 //
 // Which rank adds an element never changes the order in which it is added, so all of them give the same bits.
 //
-// Pieces go through a few lanes, each with scratch of a fixed size, in the order of the operations. So scratch depends neither on
-// the size nor on the number of operations, and pieces overlap as long as lanes are free. All messages are point-to-point, with tags
-// of their own, since the moments at which phases begin differ from rank to rank and MPI's collectives must not be reordered.
+// Pieces go through a few lanes, each with scratch of a fixed size, in the order of the operations. So scratch depends
+// neither on the size nor on the number of operations, and pieces overlap as long as lanes are free. All messages are
+// point-to-point, with tags of their own, since the moments at which phases begin differ from rank to rank and MPI's
+// collectives must not be reordered.
 
 #include <cstdint>
 #include <deque>
@@ -40,23 +41,19 @@ struct SliceJob {
 
 class MpiSliceQueue final : public MpiMachine {
  public:
-  /// Takes its scratch from the device, which must be host memory. `first_tag` and the kTags - 1 tags after it are its own.
+  /// Takes its scratch, deterministic_scratch_bytes(size), from the device, which must be host memory. `first_tag` and
+  /// the kTags - 1 tags after it are its own.
   MpiSliceQueue(MpiGroup& group, Device& device, int first_tag);
   ~MpiSliceQueue() override;
   MpiSliceQueue(const MpiSliceQueue&) = delete;
   MpiSliceQueue& operator=(const MpiSliceQueue&) = delete;
 
   static constexpr int kTags = 2048;
-  /// Bytes of scratch for a group of `size` ranks, MemoryKind::communication: kLanes max(256 KiB, 16 KiB (size - 1)), 0 for one.
-  static std::int64_t scratch_bytes(int size);
-
   /// Queues a reduction and starts it if a lane is free. All ranks of the group queue the same ones in the same order.
   std::shared_ptr<SliceJob> add(SliceJob job);
   void advance() override;
 
  private:
-  static constexpr int kLanes = 4;
-
   /// The elements of one rank in a piece.
   struct Slice {
     std::int64_t offset = 0, count = 0;

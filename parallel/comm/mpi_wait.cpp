@@ -14,14 +14,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// The peer that is waited for may need this very core, so it is given away first; naps follow once that has not helped. Each lasts
-// an eighth of the wait so far, so that the wait grows by no more than that.
+// The peer that is waited for may need this very core, so it is given away first; naps follow once that has not helped.
+// Each lasts an eighth of the wait so far, so that the wait grows by no more than that.
 constexpr int kYields = 50;
 constexpr double kNapShare = 1.0 / 8.0;
 constexpr microseconds kShortestNap{50};
 constexpr microseconds kLongestNap{1000};
-// MPI may take only one step of a collective or of a long message at each test. Napping between steps would make a small
-// all-reduce among busy ranks ten times slower.
+// MPI may take only one step of a collective or of a long message at each test. Napping between steps would make a
+// small all-reduce among busy ranks ten times slower.
 constexpr int kTestsPerNap = 8;
 constexpr double kTellOthersAfterS = 0.2;
 

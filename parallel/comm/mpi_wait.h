@@ -1,9 +1,9 @@
 #pragma once
 // The one place that waits for MPI.
 //
-// A blocking MPI call spins. With more ranks than cores that makes a small all-reduce a hundred times slower, and a rank that waits
-// for a lost peer waits for ever. So all of pdlbench's communication is non-blocking and waits here: test, give the core away, sleep
-// for a while, look at the peers' boards, look at the clock.
+// A blocking MPI call spins. With more ranks than cores that makes a small all-reduce a hundred times slower, and a
+// rank that waits for a lost peer waits for ever. So all of pdlbench's communication is non-blocking and waits here:
+// test, give the core away, sleep for a while, look at the peers' boards, look at the clock.
 
 #include <string>
 #include <vector>
@@ -26,8 +26,8 @@ class MpiWaitable {
   virtual std::string describe_late(double waited_s) const = 0;
 };
 
-/// Communication in several phases. Whoever waits for anything moves all machines of the process: the peer that is waited for may
-/// itself wait for the next phase of one of ours.
+/// Communication in several phases. Whoever waits for anything moves all machines of the process: the peer that is
+/// waited for may itself wait for the next phase of one of ours.
 class MpiMachine {
  public:
   virtual ~MpiMachine() = default;
@@ -42,8 +42,8 @@ class MpiWaiter {
   void remove(MpiMachine& machine) { std::erase(machines_, &machine); }
   void advance();
 
-  /// Returns when the test says so. Throws Error(communication) after `timeout_s` seconds (0: never) and what check_peers throws;
-  /// Error("stopped by rank r: ...") when another rank of this host has failed.
+  /// Returns when the test says so. Throws Error(communication) after `timeout_s` seconds (0: never) and what
+  /// check_peers throws; Error("stopped by rank r: ...") when another rank of this host has failed.
   void wait(MpiWaitable& what, double timeout_s);
 
  private:

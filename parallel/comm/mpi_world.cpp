@@ -99,8 +99,8 @@ HostBoard MpiWorld::open_board() {
   void* memory = nullptr;
   const int status = MPI_Win_allocate_shared(sizeof(RankBoard), 1, MPI_INFO_NULL, host_comm_, &memory, &window_);
   if (status != MPI_SUCCESS) {
-    throw Error(str("MPI cannot share ", sizeof(RankBoard), " bytes between the ranks of this host (is /dev/shm full?): ",
-                    mpi_error_text(status)),
+    throw Error(str("MPI cannot share ", sizeof(RankBoard),
+                    " bytes between the ranks of this host (is /dev/shm full?): ", mpi_error_text(status)),
                 ExitCode::communication);
   }
   static_assert(alignof(RankBoard) <= alignof(std::max_align_t), "MPI aligns no further");
@@ -129,7 +129,8 @@ MpiWorld::~MpiWorld() {
     PDL_MPI(MPI_Comm_free(&host_comm_));
     if (owner_ == Mpi::ours) PDL_MPI(MPI_Finalize());
   } catch (const Error& error) {
-    if (claim_first_failure(error.code(), error.what())) std::fprintf(stderr, "error: at the end of the run: %s\n", error.what());
+    if (claim_first_failure(error.code(), error.what()))
+      std::fprintf(stderr, "error: at the end of the run: %s\n", error.what());
     abort(first_failure().code);
   }
 }
@@ -138,10 +139,12 @@ std::unique_ptr<Communicator> MpiWorld::make_communicator(Device& device, const 
   if (options.kind == "auto" && info_.size == 1) return make_self_communicator(device);
   if (options.kind == "self") {
     if (info_.size == 1) return make_self_communicator(device);
-    throw ConfigError(str("comm \"self\" is for one rank, there are ", info_.size, ": use \"auto\" or \"mpi\""), ExitCode::unsupported);
+    throw ConfigError(str("comm \"self\" is for one rank, there are ", info_.size, ": use \"auto\" or \"mpi\""),
+                      ExitCode::unsupported);
   }
   if (options.kind != "auto" && options.kind != "mpi") {
-    throw ConfigError(str("comm \"", options.kind, "\" is not in this build: use \"auto\", \"self\" or \"mpi\""), ExitCode::unsupported);
+    throw ConfigError(str("comm \"", options.kind, "\" is not in this build: use \"auto\", \"self\" or \"mpi\""),
+                      ExitCode::unsupported);
   }
   if (device.info().kind != "cpu") {
     throw ConfigError(str("comm \"mpi\" needs tensors in host memory, this device is \"", device.info().kind, "\""),
@@ -172,10 +175,12 @@ void MpiWorld::reduce(std::vector<double>& values, ReduceOp op) {
   MpiRequestOperation operation(*group_, record, group_->publish(record));
   // Everybody adds up everybody's numbers: the same bits on every rank and in every run.
   std::vector<double> all(values.size() * static_cast<std::size_t>(info_.size));
-  PDL_MPI(MPI_Iallgather(values.data(), count, MPI_DOUBLE, all.data(), count, MPI_DOUBLE, group_->comm(), operation.requests().add()));
+  PDL_MPI(MPI_Iallgather(values.data(), count, MPI_DOUBLE, all.data(), count, MPI_DOUBLE, group_->comm(),
+                         operation.requests().add()));
   operation.wait();
   std::vector<const void*> contributions;
-  for (int rank = 0; rank < info_.size; ++rank) contributions.push_back(all.data() + static_cast<std::size_t>(rank) * values.size());
+  for (int rank = 0; rank < info_.size; ++rank)
+    contributions.push_back(all.data() + static_cast<std::size_t>(rank) * values.size());
   reduce_in_rank_order(values.data(), contributions, count, DType::fp64, op);
 }
 
@@ -214,8 +219,8 @@ std::vector<std::string> MpiWorld::gather(const std::string& text) {
   }
   std::string joined(static_cast<std::size_t>(total), '\0');
   MpiRequestOperation content(*group_, record, group_->publish(record));
-  PDL_MPI(MPI_Iallgatherv(text.data(), static_cast<int>(own), MPI_BYTE, joined.data(), counts.data(), places.data(), MPI_BYTE,
-                          group_->comm(), content.requests().add()));
+  PDL_MPI(MPI_Iallgatherv(text.data(), static_cast<int>(own), MPI_BYTE, joined.data(), counts.data(), places.data(),
+                          MPI_BYTE, group_->comm(), content.requests().add()));
   content.wait();
   std::vector<std::string> texts;
   for (std::size_t rank = 0; rank < ranks; ++rank) {

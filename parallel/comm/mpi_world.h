@@ -2,8 +2,8 @@
 // The World on MPI, and the only place that starts, ends or aborts it.
 //
 // Setting up uses the few MPI calls that have no non-blocking form: MPI_Init_thread, MPI_Comm_split_type and
-// MPI_Win_allocate_shared for the host's board, later MPI_Comm_split for axes; the end uses MPI_Win_free and MPI_Finalize, after a
-// barrier with a deadline. Everything else goes through the wait loop.
+// MPI_Win_allocate_shared for the host's board, later MPI_Comm_split for axes; the end uses MPI_Win_free and
+// MPI_Finalize, after a barrier with a deadline. Everything else goes through the wait loop.
 
 #include <mpi.h>
 
@@ -23,8 +23,9 @@ class MpiWorld final : public World {
 
   /// MPI is running. Collective over all ranks.
   MpiWorld(Mpi owner, const std::string& launcher);
-  /// Ends MPI if it is ours, after all ranks have come here. While an exception is in flight, or once a failure was claimed, it
-  /// leaves MPI alone, because the peers may be anywhere: `abort` or the end of the process then ends the job.
+  /// Ends MPI if it is ours, after all ranks have come here. While an exception is in flight, or once a failure was
+  /// claimed, it leaves MPI alone, because the peers may be anywhere: `abort` or the end of the process then ends the
+  /// job.
   ~MpiWorld() override;
   MpiWorld(const MpiWorld&) = delete;
   MpiWorld& operator=(const MpiWorld&) = delete;
@@ -32,7 +33,8 @@ class MpiWorld final : public World {
   const RankInfo& info() const override { return info_; }
   std::unique_ptr<Communicator> make_communicator(Device& device, const CommOptions& options) override;
   /// `make_communicator` for kind "mpi", with what only tests set.
-  std::unique_ptr<MpiCommunicator> make_mpi_communicator(Device& device, const MpiCommunicatorOptions& options, double timeout_s);
+  std::unique_ptr<MpiCommunicator> make_mpi_communicator(Device& device, const MpiCommunicatorOptions& options,
+                                                         double timeout_s);
 
   void barrier() override;
   void reduce(std::vector<double>& values, ReduceOp op) override;
@@ -52,9 +54,9 @@ class MpiWorld final : public World {
   Mpi owner_;
   RankInfo info_;
   MPI_Comm host_comm_ = MPI_COMM_NULL;
-  MPI_Win window_ = MPI_WIN_NULL;            ///< the memory of the boards of all ranks of this host
+  MPI_Win window_ = MPI_WIN_NULL;  ///< the memory of the boards of all ranks of this host
   std::shared_ptr<MpiContext> context_;
-  std::unique_ptr<MpiGroup> group_;          ///< of the exchanges; communicators have duplicates of their own
+  std::unique_ptr<MpiGroup> group_;  ///< of the exchanges; communicators have duplicates of their own
 };
 
 }  // namespace pdl

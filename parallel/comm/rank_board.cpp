@@ -10,12 +10,13 @@ namespace pdl {
 namespace {
 
 constexpr std::array<const char*, 13> kCallNames = {
-    "all_reduce", "all_gather", "reduce_scatter", "reduce",  "broadcast",         "all_to_all", "send",
+    "all_reduce", "all_gather", "reduce_scatter", "reduce",        "broadcast",           "all_to_all", "send",
     "recv",       "split",      "barrier",        "text exchange", "exchange of numbers", "set-up"};
 
 /// The clock that all processes of a host share.
 std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 std::uint64_t pack(const CallRecord& record) {
@@ -56,7 +57,9 @@ std::string describe(const CallRecord& record) {
   } else if (!has_no_data) {
     text += str(" of ", record.count, " ", name_of(record.dtype));
   }
-  if (record.root >= 0) text += str(record.call == CommCall::reduce || record.call == CommCall::send ? " to rank " : " from rank ", record.root);
+  if (record.root >= 0)
+    text += str(record.call == CommCall::reduce || record.call == CommCall::send ? " to rank " : " from rank ",
+                record.root);
   return text;
 }
 
@@ -146,13 +149,15 @@ int HostBoard::open_ring() {
 bool HostBoard::claim_failure(ExitCode code, const std::string& message) {
   mine().failure.write(message);
   std::int64_t nobody = 0;
-  return boards_.front()->first_failure.compare_exchange_strong(nobody, (world_rank() + 1) * 256 + static_cast<int>(code));
+  return boards_.front()->first_failure.compare_exchange_strong(nobody,
+                                                                (world_rank() + 1) * 256 + static_cast<int>(code));
 }
 
 FirstFailure HostBoard::first_failure() const {
   const std::int64_t word = boards_.front()->first_failure.load();
   if (word == 0) return {};
-  FirstFailure failure{.rank = static_cast<int>(word / 256) - 1, .code = static_cast<ExitCode>(word % 256), .message = ""};
+  FirstFailure failure{
+      .rank = static_cast<int>(word / 256) - 1, .code = static_cast<ExitCode>(word % 256), .message = ""};
   if (const RankBoard* board = find(failure.rank)) failure.message = board->failure.read();
   return failure;
 }
@@ -193,13 +198,14 @@ std::string GroupBoard::difference(std::int64_t sequence, const std::string& lab
     if (!own_ring.find(last, own) || !ring->find(last, other)) continue;
     if (own.record == other.record && own.history == other.history) continue;
     const bool first = host_.world_rank() < member.world_rank;
-    const auto low = first ? host_.world_rank() : member.world_rank, high = first ? member.world_rank : host_.world_rank();
+    const auto low = first ? host_.world_rank() : member.world_rank,
+               high = first ? member.world_rank : host_.world_rank();
     if (own.record == other.record) {
-      return str("rank ", low, " and rank ", high, " agree on ", describe(own.record), " (operation ", last, " of ", label,
-                 ") but called different operations before it");
+      return str("rank ", low, " and rank ", high, " agree on ", describe(own.record), " (operation ", last, " of ",
+                 label, ") but called different operations before it");
     }
-    return str("rank ", low, " called ", describe(first ? own.record : other.record), " (operation ", last, " of ", label,
-               ") while rank ", high, " called ", describe(first ? other.record : own.record));
+    return str("rank ", low, " called ", describe(first ? own.record : other.record), " (operation ", last, " of ",
+               label, ") while rank ", high, " called ", describe(first ? other.record : own.record));
   }
   return "";
 }

@@ -1,10 +1,11 @@
 #pragma once
 // What each rank of a host lets the others see without talking to them: memory that all of them map.
 //
-// A rank that waits in vain cannot ask its peers why, so every rank writes down what it is about to do before it does it. For each
-// communicator that is a ring of its last operations; beside it stand the phase it announced, what it waits for at the moment, a
-// heartbeat, and the first failure of the host. Each word is written by one rank only, the failure word apart, and read by any.
-// Only ranks of one host share a board: for ranks elsewhere there is just the deadline.
+// A rank that waits in vain cannot ask its peers why, so every rank writes down what it is about to do before it does
+// it. For each communicator that is a ring of its last operations; beside it stand the phase it announced, what it
+// waits for at the moment, a heartbeat, and the first failure of the host. Each word is written by one rank only, the
+// failure word apart, and read by any. Only ranks of one host share a board: for ranks elsewhere there is just the
+// deadline.
 
 #include <array>
 #include <atomic>
@@ -20,7 +21,19 @@
 namespace pdl {
 
 enum class CommCall : std::uint8_t {
-  all_reduce, all_gather, reduce_scatter, reduce, broadcast, all_to_all, send, recv, split, barrier, text, numbers, setup
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  reduce,
+  broadcast,
+  all_to_all,
+  send,
+  recv,
+  split,
+  barrier,
+  text,
+  numbers,
+  setup
 };
 
 /// One call on a communicator. The ranks' records of one collective must be equal in all but the tag.
@@ -141,7 +154,8 @@ class GroupBoard {
   /// Compares operation `sequence` with the peers', or with a peer that has not come so far its last one:
   /// "rank 0 called ... (operation 17 of axis dp) while rank 1 called ...", empty when all that is known agrees.
   std::string difference(std::int64_t sequence, const std::string& label) const;
-  /// Who keeps the group waiting in operation `sequence`, in words; `silent_s` is how long a rank must have been mute to count.
+  /// Who keeps the group waiting in operation `sequence`, in words; `silent_s` is how long a rank must have been mute
+  /// to count.
   std::string late_members(std::int64_t sequence, double silent_s) const;
   /// The record in words, with world ranks.
   std::string describe(CallRecord record) const;

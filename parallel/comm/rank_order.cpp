@@ -59,9 +59,12 @@ void reduce_typed(void* out, const std::vector<const void*>& contributions, std:
 template <typename Type>
 void reduce_with(ReduceOp op, void* out, const std::vector<const void*>& contributions, std::int64_t count) {
   switch (op) {
-    case ReduceOp::sum: return reduce_typed<Type, ReduceOp::sum>(out, contributions, count);
-    case ReduceOp::max: return reduce_typed<Type, ReduceOp::max>(out, contributions, count);
-    case ReduceOp::min: return reduce_typed<Type, ReduceOp::min>(out, contributions, count);
+    case ReduceOp::sum:
+      return reduce_typed<Type, ReduceOp::sum>(out, contributions, count);
+    case ReduceOp::max:
+      return reduce_typed<Type, ReduceOp::max>(out, contributions, count);
+    case ReduceOp::min:
+      return reduce_typed<Type, ReduceOp::min>(out, contributions, count);
   }
 }
 
@@ -71,13 +74,20 @@ void reduce_in_rank_order(void* out, const std::vector<const void*>& contributio
                           ReduceOp op) {
   PDL_CHECK(!contributions.empty(), "a reduction of nothing");
   switch (dtype) {
-    case DType::fp64: return reduce_with<Plain<double>>(op, out, contributions, count);
-    case DType::fp32: return reduce_with<Plain<float>>(op, out, contributions, count);
-    case DType::bf16: return reduce_with<Bf16>(op, out, contributions, count);
-    case DType::fp16: return reduce_with<Fp16>(op, out, contributions, count);
-    case DType::int64: return reduce_with<Plain<std::int64_t>>(op, out, contributions, count);
-    case DType::int32: return reduce_with<Plain<std::int32_t>>(op, out, contributions, count);
-    case DType::uint8: return reduce_with<Plain<std::uint8_t>>(op, out, contributions, count);
+    case DType::fp64:
+      return reduce_with<Plain<double>>(op, out, contributions, count);
+    case DType::fp32:
+      return reduce_with<Plain<float>>(op, out, contributions, count);
+    case DType::bf16:
+      return reduce_with<Bf16>(op, out, contributions, count);
+    case DType::fp16:
+      return reduce_with<Fp16>(op, out, contributions, count);
+    case DType::int64:
+      return reduce_with<Plain<std::int64_t>>(op, out, contributions, count);
+    case DType::int32:
+      return reduce_with<Plain<std::int32_t>>(op, out, contributions, count);
+    case DType::uint8:
+      return reduce_with<Plain<std::uint8_t>>(op, out, contributions, count);
   }
 }
 
@@ -85,7 +95,7 @@ float bf16_to_fp32(std::uint16_t bits) { return std::bit_cast<float>(static_cast
 
 std::uint16_t fp32_to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (std::isnan(value)) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // keep a payload bit, or it were infinity
+  if (std::isnan(value)) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // without a payload it were infinity
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
@@ -102,7 +112,8 @@ std::uint16_t fp32_to_fp16(float value) {
   const float magnitude = std::fabs(value);
   if (std::isnan(value)) return static_cast<std::uint16_t>(sign | 0x7e00u);
   if (magnitude >= 65520.0f) return static_cast<std::uint16_t>(sign | 0x7c00u);  // halfway beyond the largest: infinity
-  // The value in units of its last place: nearbyint rounds ties to even, and a carry runs into the exponent as it should.
+  // The value in units of its last place: nearbyint rounds ties to even, and a carry runs into the exponent as it
+  // should.
   const int exponent = magnitude < 0x1p-14f ? -14 : std::ilogb(magnitude);
   const auto units = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
   const unsigned biased = magnitude < 0x1p-14f ? 0u : static_cast<unsigned>(exponent + 14) << 10;

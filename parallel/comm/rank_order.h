@@ -9,8 +9,9 @@
 
 namespace pdl {
 
-/// out[i] = ((c0[i] op c1[i]) op c2[i]) op ..., in the type's own arithmetic; bf16 and fp16 in fp32, rounded once at the end.
-/// `out` may be one of the contributions. A NaN in any of them gives NaN. All pointers are host memory of `count` elements.
+/// out[i] = ((c0[i] op c1[i]) op c2[i]) op ..., in the type's own arithmetic; bf16 and fp16 in fp32, rounded once at
+/// the end. `out` may be one of the contributions. A NaN in any of them gives NaN. All pointers are host memory of
+/// `count` elements.
 void reduce_in_rank_order(void* out, const std::vector<const void*>& contributions, std::int64_t count, DType dtype,
                           ReduceOp op);
 

@@ -75,7 +75,8 @@ class PlanningCommunicator final : public Communicator {
   Work reduce_scatter(Tensor, Tensor, ReduceOp, Stream&) override { refuse(); }
   Work reduce(Tensor, Tensor, ReduceOp, int, Stream&) override { refuse(); }
   Work broadcast(Tensor, int, Stream&) override { refuse(); }
-  Work all_to_all(Tensor, const std::vector<std::int64_t>&, Tensor, const std::vector<std::int64_t>&, Stream&) override {
+  Work all_to_all(Tensor, const std::vector<std::int64_t>&, Tensor, const std::vector<std::int64_t>&,
+                  Stream&) override {
     refuse();
   }
   Work send(Tensor, int, int, Stream&) override { refuse(); }

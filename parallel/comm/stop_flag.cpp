@@ -26,7 +26,8 @@ void install_stop_handlers() {
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  // A launcher often forwards a Ctrl-C that the terminal has already sent, so a second signal must not mean more than the first.
+  // A launcher often forwards a Ctrl-C that the terminal has already sent, so a second signal must not mean more than
+  // the first.
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 

@@ -1,13 +1,13 @@
 #pragma once
 // The processes of this run: who we are, small exchanges between hosts, and how the job ends together.
 //
-// A World is created once in `main` before anything else and passed on. Its exchanges are for set-up, records and agreement on
-// small values; the training data goes through Communicators. Every wait has a deadline and backs off; a wait ends early, with an
-// Error, when another rank of this host has claimed the first failure. The stop flag ends no wait: the harness reads it between
-// steps, where all ranks can agree on it.
+// A World is created once in `main` before anything else and passed on. Its exchanges are for set-up, records and
+// agreement on small values; the training data goes through Communicators. Every wait has a deadline and backs off; a
+// wait ends early, with an Error, when another rank of this host has claimed the first failure. The stop flag ends no
+// wait: the harness reads it between steps, where all ranks can agree on it.
 //
-// How a failure ends the job. The rank that catches an Error calls `claim_first_failure`, prints only if that says true, and calls
-// `abort(first_failure().code)`. So the root cause stands there once, and mpirun gets one code.
+// How a failure ends the job. The rank that catches an Error calls `claim_first_failure`, prints only if that says
+// true, and calls `abort(first_failure().code)`. So the root cause stands there once, and mpirun gets one code.
 
 #include <cstdint>
 #include <memory>
@@ -24,15 +24,19 @@ struct RankInfo {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  ///< among the ranks of this host
   std::string host;
-  std::string launcher;                ///< "hydra", "slurm", "openmpi", "flux", "pals", "jsrun" or "none"
-  std::string mpi_library;             ///< version line, empty without MPI
+  std::string launcher;     ///< "hydra", "slurm", "openmpi", "flux", "pals", "jsrun" or "none"
+  std::string mpi_library;  ///< version line, empty without MPI
 };
 
 struct CommOptions {
-  std::string kind = "auto";      ///< auto, self, mpi, nccl
-  bool deterministic = false;     ///< fixed-order reductions
-  double timeout_s = 60.0;        ///< deadline of every wait; 0: none
+  std::string kind = "auto";   ///< auto, self, mpi, nccl
+  bool deterministic = false;  ///< fixed-order reductions
+  double timeout_s = 60.0;     ///< deadline of every wait; 0: none
 };
+
+/// Bytes of MemoryKind::communication, host memory, that a deterministic MPI communicator of `size` ranks takes when it
+/// is made, whatever it is used for: 1 MiB up to 17 ranks, then 64 KiB for each peer; 0 for one rank. For plans.
+std::int64_t deterministic_scratch_bytes(int size);
 
 /// The failure that came first among the ranks of this host; rank -1: none.
 struct FirstFailure {
@@ -65,21 +69,21 @@ class World {
   /// What this rank is doing, for the report when a peer waits in vain: shown by the peers of a rank that is late.
   virtual void announce(const std::string& phase) = 0;
 
-  /// True for the one rank of this host that fails first. Its peers' waits then end with Error("stopped by rank r: message") and
-  /// the same code.
+  /// True for the one rank of this host that fails first. Its peers' waits then end with Error("stopped by rank r:
+  /// message") and the same code.
   virtual bool claim_first_failure(ExitCode code, const std::string& message) = 0;
   virtual FirstFailure first_failure() const = 0;
 
-  /// Ends all ranks with this code. `main` calls it after printing the one message. The first to fail leaves its peers a moment to
-  /// close their records; the others leave it two seconds to get its message out.
+  /// Ends all ranks with this code. `main` calls it after printing the one message. The first to fail leaves its peers
+  /// a moment to close their records; the others leave it two seconds to get its message out.
   [[noreturn]] virtual void abort(ExitCode code) = 0;
 
  protected:
   double timeout_s_ = 120.0;
 };
 
-/// Starts MPI. Refuses (ConfigError, unsupported) a lone rank under a launcher that says there are more, naming both numbers and
-/// the cure. Also installs the handlers of SIGTERM, SIGINT and SIGUSR1 that set the stop flag.
+/// Starts MPI. Refuses (ConfigError, unsupported) a lone rank under a launcher that says there are more, naming both
+/// numbers and the cure. Also installs the handlers of SIGTERM, SIGINT and SIGUSR1 that set the stop flag.
 std::unique_ptr<World> make_world(int* argc, char*** argv);
 
 /// A World on an MPI that somebody else started and will end: for test programs. Leaves signals alone.

@@ -23,8 +23,8 @@ ProcessGrid::ProcessGrid(GridSize size, const std::string& order) : size_(size) 
   for (std::size_t axis = 0; fits && axis < order_.size(); ++axis) order_[axis] = order.substr(3 * axis, 2);
   std::array<std::string, 3> sorted = order_;
   std::sort(sorted.begin(), sorted.end());
-  PDL_CHECK((sorted == std::array<std::string, 3>{"dp", "pp", "tp"}), "the order of a grid is tp, dp and pp joined by dashes, not \"",
-            order, "\"");
+  PDL_CHECK((sorted == std::array<std::string, 3>{"dp", "pp", "tp"}),
+            "the order of a grid is tp, dp and pp joined by dashes, not \"", order, "\"");
 }
 
 GridCoordinate ProcessGrid::coordinate(int rank) const {

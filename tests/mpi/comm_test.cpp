@@ -18,7 +18,8 @@ template <typename T>
 bool agree(const std::vector<T>& a, const std::vector<T>& b, bool bit_equal, int size) {
   if (a.size() != b.size()) return false;
   for (std::size_t i = 0; i < a.size(); ++i) {
-    const double tolerance = bit_equal || std::is_integral_v<T> ? 0.0 : size * 2000.0 * std::numeric_limits<T>::epsilon();
+    const double tolerance =
+        bit_equal || std::is_integral_v<T> ? 0.0 : size * 2000.0 * std::numeric_limits<T>::epsilon();
     if (!(std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i])) <= tolerance)) return false;
   }
   return true;
@@ -38,13 +39,15 @@ void check_reductions(Ranks& ranks, Communicator& group, std::int64_t part, bool
   const std::vector<float> sum = serially_reduced<float>(ranks.size, part * ranks.size, ReduceOp::sum);
   const std::vector<float> own(sum.begin() + begin, sum.begin() + begin + static_cast<std::ptrdiff_t>(part));
 
-  std::vector<float> in = contributions<float>(ranks.rank, part * ranks.size), out(static_cast<std::size_t>(part), -1.0f);
+  std::vector<float> in = contributions<float>(ranks.rank, part * ranks.size),
+                     out(static_cast<std::size_t>(part), -1.0f);
   group.reduce_scatter(tensor_of(out), tensor_of(in), ReduceOp::sum, ranks.stream).wait(ranks.stream);
   CHECK(agree(out, own, bit_equal, ranks.size));
   in = contributions<float>(ranks.rank, part * ranks.size);
   const Tensor inside = tensor_of(in).range(ranks.rank * part, part);
   group.reduce_scatter(inside, tensor_of(in), ReduceOp::sum, ranks.stream).wait(ranks.stream);
-  CHECK(agree(std::vector<float>(in.begin() + begin, in.begin() + begin + static_cast<std::ptrdiff_t>(part)), own, bit_equal, ranks.size));
+  CHECK(agree(std::vector<float>(in.begin() + begin, in.begin() + begin + static_cast<std::ptrdiff_t>(part)), own,
+              bit_equal, ranks.size));
 
   for (int root = 0; root < ranks.size; ++root) {
     in = contributions<float>(ranks.rank, part * ranks.size);
@@ -147,7 +150,8 @@ TEST_CASE("what exceeds an MPI count goes in chunks") {
   if (ranks.size < 2) return;
   const int next = (ranks.rank + 1) % ranks.size, previous = (ranks.rank + ranks.size - 1) % ranks.size;
   std::vector<float> in = contributions<float>(ranks.rank, 100), out(100);
-  Work receive = group->recv(tensor_of(out), previous, 0, ranks.stream), send = group->send(tensor_of(in), next, 0, ranks.stream);
+  Work receive = group->recv(tensor_of(out), previous, 0, ranks.stream),
+       send = group->send(tensor_of(in), next, 0, ranks.stream);
   receive.wait(ranks.stream);
   send.wait(ranks.stream);
   CHECK(out == contributions<float>(previous, 100));
@@ -176,7 +180,7 @@ TEST_CASE("deterministic mode takes its scratch once, as predicted") {
   const std::int64_t before = ranks.device->memory().current()[MemoryKind::communication];
   const auto group = ranks.communicator(true);
   const std::int64_t taken = ranks.device->memory().current()[MemoryKind::communication] - before;
-  CHECK(taken == MpiSliceQueue::scratch_bytes(ranks.size));
+  CHECK(taken == deterministic_scratch_bytes(ranks.size));
   ranks.device->seal();
   check_all_reduce<float>(ranks, *group, 2'000'003, ReduceOp::sum, true);
 }
@@ -210,10 +214,12 @@ TEST_CASE("many operations in flight, waited for in any order") {
       group->progress();
     }
     // Every rank has its own order.
-    for (std::size_t i = 0; i < works.size(); ++i) works[(i * 37 + static_cast<std::size_t>(ranks.rank) * 11) % works.size()].wait(ranks.stream);
+    for (std::size_t i = 0; i < works.size(); ++i)
+      works[(i * 37 + static_cast<std::size_t>(ranks.rank) * 11) % works.size()].wait(ranks.stream);
     int wrong = 0;
     for (int i = 0; i < 100; ++i) {
-      wrong += !agree(values[static_cast<std::size_t>(i)], serially_reduced<float>(ranks.size, 1 + i * i, ReduceOp::sum), deterministic, ranks.size);
+      wrong += !agree(values[static_cast<std::size_t>(i)],
+                      serially_reduced<float>(ranks.size, 1 + i * i, ReduceOp::sum), deterministic, ranks.size);
     }
     CHECK(wrong == 0);
   }
@@ -240,7 +246,8 @@ TEST_CASE("messages find their receiver by tag, and keep their order within one"
   std::vector<Work> works;
   const std::vector<int> tags = {7, 0, 30'000, 7};
   for (int tag_index = 0; tag_index < 4; ++tag_index) {
-    in.push_back(std::vector<std::int32_t>(static_cast<std::size_t>(1 + 20'000 * tag_index), 1000 * ranks.rank + tag_index));
+    in.push_back(
+        std::vector<std::int32_t>(static_cast<std::size_t>(1 + 20'000 * tag_index), 1000 * ranks.rank + tag_index));
     out.push_back(std::vector<std::int32_t>(in.back().size(), -1));
   }
   for (std::size_t i = 0; i < 4; ++i) works.push_back(group->send(tensor_of(in[i]), next, tags[i], ranks.stream));
@@ -249,7 +256,8 @@ TEST_CASE("messages find their receiver by tag, and keep their order within one"
   }
   for (Work& work : works) work.wait(ranks.stream);
   for (int i = 0; i < 4; ++i) {
-    CHECK(out[static_cast<std::size_t>(i)] == std::vector<std::int32_t>(out[static_cast<std::size_t>(i)].size(), 1000 * previous + i));
+    CHECK(out[static_cast<std::size_t>(i)] ==
+          std::vector<std::int32_t>(out[static_cast<std::size_t>(i)].size(), 1000 * previous + i));
   }
   CHECK_THROWS_AS(group->send(tensor_of(in[0]), ranks.rank, 0, ranks.stream), Error);
   CHECK_THROWS_AS(group->send(tensor_of(in[0]), ranks.size, 0, ranks.stream), Error);
@@ -288,7 +296,8 @@ TEST_CASE("a wait in one group moves the others") {
   // The last rank's sum needs this rank's next phases while this rank waits for the last one's word.
   if (ranks.rank + 1 == ranks.size) {
     sum.wait(ranks.stream);
-    for (int peer = 0; peer + 1 < ranks.size; ++peer) messages->send(tensor_of(word), peer, 1, ranks.stream).wait(ranks.stream);
+    for (int peer = 0; peer + 1 < ranks.size; ++peer)
+      messages->send(tensor_of(word), peer, 1, ranks.stream).wait(ranks.stream);
   } else {
     messages->recv(tensor_of(word), ranks.size - 1, 1, ranks.stream).wait(ranks.stream);
     sum.wait(ranks.stream);

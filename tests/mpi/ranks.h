@@ -1,5 +1,6 @@
 #pragma once
-// What a test that runs on several ranks stands on: the world, a CPU device, and data that shows in which order it was added.
+// What a test that runs on several ranks stands on: the world, a CPU device, and data that shows in which order it was
+// added.
 
 #include <cmath>
 #include <cstdint>
@@ -32,8 +33,8 @@ Tensor tensor_of(std::vector<T>& values) {
   return Tensor(values.data(), DTypeOf<T>::value, Shape{static_cast<std::int64_t>(values.size())});
 }
 
-/// Element i of what a rank contributes. Floating-point values are of mixed sign and magnitude, so that their sum depends on the
-/// order of addition; integers are small.
+/// Element i of what a rank contributes. Floating-point values are of mixed sign and magnitude, so that their sum
+/// depends on the order of addition; integers are small.
 template <typename T>
 T contribution(int rank, std::int64_t i) {
   const std::int64_t hash = (i * 7919 + rank * 104729 + 13) % 1009;
@@ -56,7 +57,9 @@ std::vector<T> serially_reduced(int size, std::int64_t count, ReduceOp op) {
     for (std::int64_t i = 0; i < count; ++i) {
       T& value = result[static_cast<std::size_t>(i)];
       const T next = contribution<T>(rank, i);
-      value = op == ReduceOp::sum ? static_cast<T>(value + next) : op == ReduceOp::max ? std::max(value, next) : std::min(value, next);
+      value = op == ReduceOp::sum   ? static_cast<T>(value + next)
+              : op == ReduceOp::max ? std::max(value, next)
+                                    : std::min(value, next);
     }
   }
   return result;

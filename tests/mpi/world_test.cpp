@@ -40,9 +40,11 @@ TEST_CASE("numbers are reduced in rank order, texts broadcast and gathered") {
       CHECK(ranks.world->broadcast(ranks.rank == root ? text : "to be replaced", root) == text);
     }
   }
-  const std::vector<std::string> texts = ranks.world->gather(std::string(static_cast<std::size_t>(ranks.rank * 1000), 'x'));
+  const std::vector<std::string> texts =
+      ranks.world->gather(std::string(static_cast<std::size_t>(ranks.rank * 1000), 'x'));
   REQUIRE(static_cast<int>(texts.size()) == ranks.size);
-  for (int rank = 0; rank < ranks.size; ++rank) CHECK(static_cast<int>(texts[static_cast<std::size_t>(rank)].size()) == rank * 1000);
+  for (int rank = 0; rank < ranks.size; ++rank)
+    CHECK(static_cast<int>(texts[static_cast<std::size_t>(rank)].size()) == rank * 1000);
   ranks.world->barrier();
 }
 

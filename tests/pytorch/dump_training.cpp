@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "cli/experiment.h"
+#include "engine/nn/stage.h"
 #include "parallel/comm/self_communicator.h"
 #include "tests/support/npy.h"
 

@@ -8,7 +8,8 @@
 namespace pdl::testing {
 
 inline World& test_world() {
-  static const std::unique_ptr<World> world = attach_world();
+  // Never destroyed: statics go after mpi_main.cpp has ended MPI.
+  static World* const world = attach_world().release();
   return *world;
 }
 

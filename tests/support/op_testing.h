@@ -1,8 +1,10 @@
 #pragma once
-// What the tests of backend operations share: tensors that own guarded, poisoned memory, comparisons, finite differences.
+// What the tests of backend operations share: tensors that own guarded, poisoned memory, comparisons, finite
+// differences.
 //
-// A test computes in two ways and compares values as doubles, whatever the element type. Outputs start as NaN (integers as a
-// conspicuous pattern), so an element that an operation leaves unwritten is found; guard bytes on both sides find overruns.
+// A test computes in two ways and compares values as doubles, whatever the element type. Outputs start as NaN (integers
+// as a conspicuous pattern), so an element that an operation leaves unwritten is found; guard bytes on both sides find
+// overruns.
 
 #include <omp.h>
 
@@ -59,20 +61,35 @@ class OwnedTensor {
 
   double get(std::int64_t i) const {
     switch (tensor_.dtype()) {
-      case DType::fp64: return tensor_.data<double>()[i];
-      case DType::fp32: return tensor_.data<float>()[i];
-      case DType::int64: return static_cast<double>(tensor_.data<std::int64_t>()[i]);
-      case DType::int32: return tensor_.data<std::int32_t>()[i];
-      default: return tensor_.data<std::uint8_t>()[i];
+      case DType::fp64:
+        return tensor_.data<double>()[i];
+      case DType::fp32:
+        return tensor_.data<float>()[i];
+      case DType::int64:
+        return static_cast<double>(tensor_.data<std::int64_t>()[i]);
+      case DType::int32:
+        return tensor_.data<std::int32_t>()[i];
+      default:
+        return tensor_.data<std::uint8_t>()[i];
     }
   }
   void put(std::int64_t i, double value) {
     switch (tensor_.dtype()) {
-      case DType::fp64: tensor_.data<double>()[i] = value; return;
-      case DType::fp32: tensor_.data<float>()[i] = static_cast<float>(value); return;
-      case DType::int64: tensor_.data<std::int64_t>()[i] = static_cast<std::int64_t>(value); return;
-      case DType::int32: tensor_.data<std::int32_t>()[i] = static_cast<std::int32_t>(value); return;
-      default: tensor_.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(value); return;
+      case DType::fp64:
+        tensor_.data<double>()[i] = value;
+        return;
+      case DType::fp32:
+        tensor_.data<float>()[i] = static_cast<float>(value);
+        return;
+      case DType::int64:
+        tensor_.data<std::int64_t>()[i] = static_cast<std::int64_t>(value);
+        return;
+      case DType::int32:
+        tensor_.data<std::int32_t>()[i] = static_cast<std::int32_t>(value);
+        return;
+      default:
+        tensor_.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(value);
+        return;
     }
   }
 
@@ -80,7 +97,8 @@ class OwnedTensor {
   bool guards_intact() const {
     const auto is_guard = [](std::byte b) { return b == std::byte{kGuard}; };
     const std::byte* end = memory_.get() + kGuardBytes + bytes_;
-    return std::all_of(memory_.get(), memory_.get() + kGuardBytes, is_guard) && std::all_of(end, end + kGuardBytes, is_guard);
+    return std::all_of(memory_.get(), memory_.get() + kGuardBytes, is_guard) &&
+           std::all_of(end, end + kGuardBytes, is_guard);
   }
 
  private:
@@ -103,7 +121,8 @@ class OwnedTensor {
 inline OwnedTensor random_tensor(DType dtype, Shape shape, std::uint64_t seed, double low = -1.0, double high = 1.0) {
   const RandomStream stream(seed, RandomUse::synthetic, 0);
   OwnedTensor x(dtype, shape);
-  for (std::int64_t i = 0; i < x.elements(); ++i) x.put(i, low + (high - low) * stream.uniform(static_cast<std::uint64_t>(i)));
+  for (std::int64_t i = 0; i < x.elements(); ++i)
+    x.put(i, low + (high - low) * stream.uniform(static_cast<std::uint64_t>(i)));
   return x;
 }
 
@@ -136,8 +155,8 @@ inline double dot(const Values& a, const Values& b) {
 
 /// Checks a gradient along random directions. `loss()` recomputes a scalar from x (fp64), typically dot(projection, y);
 /// `gradient` is what the backward operation says d loss / dx is. Returns the worst of four
-/// |central difference - <gradient, direction>| / (|gradient| |direction|), a measure that does not suffer when a direction
-/// happens to be nearly orthogonal to the gradient.
+/// |central difference - <gradient, direction>| / (|gradient| |direction|), a measure that does not suffer when a
+/// direction happens to be nearly orthogonal to the gradient.
 template <typename Loss>
 double gradient_error(OwnedTensor& x, const Values& gradient, Loss loss, double step = 1e-5) {
   const Values start = x.values();

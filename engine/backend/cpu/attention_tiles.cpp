@@ -1,5 +1,5 @@
-// One head at a time, a tile of kTileRows queries at a time: scores, weights and the products with them stay in the first-level
-// cache, and keys behind a tile's last query are never touched.
+// One head at a time, a tile of kTileRows queries at a time: scores, weights and the products with them stay in the
+// first-level cache, and keys behind a tile's last query are never touched.
 
 #include "engine/backend/cpu/attention_tiles.h"
 
@@ -64,7 +64,8 @@ struct BackwardWork {
   std::int64_t floats;
 };
 
-// scores[0, count) to exp(scale (score - max)); zeros up to `padded`, a multiple of kLanes. Returns log(sum of exp(scale score)).
+// scores[0, count) to exp(scale (score - max)); zeros up to `padded`, a multiple of kLanes. Returns log(sum of
+// exp(scale score)).
 struct RowSums {
   float inverse_sum, log_sum_exp;
 };
@@ -76,10 +77,12 @@ RowSums exponentials(float* scores, std::int64_t count, std::int64_t padded, flo
   std::copy_n(scores, kWide, lanes);
   for (std::int64_t j = kWide; j < padded; j += kWide) {
 #pragma omp simd
-    for (std::int64_t lane = 0; lane < kWide; ++lane) lanes[lane] = scores[j + lane] > lanes[lane] ? scores[j + lane] : lanes[lane];
+    for (std::int64_t lane = 0; lane < kWide; ++lane)
+      lanes[lane] = scores[j + lane] > lanes[lane] ? scores[j + lane] : lanes[lane];
   }
   const float largest = combine_lanes<kWide>(lanes, [](float a, float b) { return b > a ? b : a; });
-  const float sum = lane_sum<float>(padded, [=](std::int64_t j) { return scores[j] = fast_exp((scores[j] - largest) * scale); });
+  const float sum =
+      lane_sum<float>(padded, [=](std::int64_t j) { return scores[j] = fast_exp((scores[j] - largest) * scale); });
   return {1.0f / sum, largest * scale + std::log(sum)};
 }
 
@@ -88,7 +91,8 @@ RowSums exponentials(float* scores, std::int64_t count, std::int64_t padded, flo
 struct RowGradient {
   float log_sum_exp, dot_dy_y, scale;
 };
-void row_gradient(float* weights, float* dscores, const float* scales, std::int64_t count, std::int64_t padded, const RowGradient& row) {
+void row_gradient(float* weights, float* dscores, const float* scales, std::int64_t count, std::int64_t padded,
+                  const RowGradient& row) {
 #pragma omp simd
   for (std::int64_t j = 0; j < count; ++j) {
     const float weight = fast_exp(weights[j] * row.scale - row.log_sum_exp);
@@ -102,8 +106,8 @@ void row_gradient(float* weights, float* dscores, const float* scales, std::int6
 // Backward of one head: gradients of queries tile by tile, of keys and values block of queries by block of queries.
 class HeadBackward {
  public:
-  HeadBackward(const AttentionExtents& e, std::int64_t head, float* dqkv, const float* dy, const float* y, const float* stats,
-               const float* qkv, const AttentionDropout& dropout, float* memory)
+  HeadBackward(const AttentionExtents& e, std::int64_t head, float* dqkv, const float* dy, const float* y,
+               const float* stats, const float* qkv, const AttentionDropout& dropout, float* memory)
       : e_(e),
         head_(head),
         dq_(dqkv + e.qkv_offset(head)),
@@ -115,7 +119,9 @@ class HeadBackward {
         memory_(memory) {}
 
   void run(const GemmScratch& scratch) {
-    const auto part = [this](std::int64_t p) { return [this, p](std::int64_t j) { return q_ + p * e_.d + j * e_.qkv_stride(); }; };
+    const auto part = [this](std::int64_t p) {
+      return [this, p](std::int64_t j) { return q_ + p * e_.d + j * e_.qkv_stride(); };
+    };
     keys_transposed_ = pack_transposed(memory_ + work_.keys_transposed, e_.d, e_.t, part(1));
     values_transposed_ = pack_transposed(memory_ + work_.values_transposed, e_.d, e_.t, part(2));
     keys_ = pack_rows(memory_ + work_.keys, e_.t, e_.d, part(1));
@@ -124,8 +130,10 @@ class HeadBackward {
       const std::int64_t queries = std::min(kQueries, e_.t - first);
       for (std::int64_t i = 0; i < queries; i += kTileRows) tile(first, queries, i);
       float* const block = memory_ + work_.block;
-      sum_over_queries(1, first, pack_rows(block, queries, e_.d, [&](std::int64_t r) { return query(first + r); }), dscores(0), scratch);
-      sum_over_queries(2, first, pack_rows(block, queries, e_.d, [&](std::int64_t r) { return gradient(first + r); }), weights(0), scratch);
+      sum_over_queries(1, first, pack_rows(block, queries, e_.d, [&](std::int64_t r) { return query(first + r); }),
+                       dscores(0), scratch);
+      sum_over_queries(2, first, pack_rows(block, queries, e_.d, [&](std::int64_t r) { return gradient(first + r); }),
+                       weights(0), scratch);
     }
   }
 
@@ -136,31 +144,40 @@ class HeadBackward {
   float* dscores(std::int64_t r) const { return memory_ + work_.dscores + r * row_; }
   float* scales() const { return memory_ + work_.scales; }
 
-  // Rows [i, i + kTileRows) of the block of queries that starts at `first`: weights, gradients of scores, gradients of queries.
+  // Rows [i, i + kTileRows) of the block of queries that starts at `first`: weights, gradients of scores, gradients of
+  // queries.
   void tile(std::int64_t first, std::int64_t queries, std::int64_t i) {
-    const std::int64_t rows = std::min(kTileRows, queries - i), seen = first + i + rows, columns = round_up(seen, kVectorFloats);
-    multiply(rows, e_.d, keys_transposed_, columns, false, [&](std::int64_t r) { return weights(i + r); },
-             [&](std::int64_t r) { return query(first + i + r); });
-    multiply(rows, e_.d, values_transposed_, columns, false, [&](std::int64_t r) { return dscores(i + r); },
-             [&](std::int64_t r) { return gradient(first + i + r); });
+    const std::int64_t rows = std::min(kTileRows, queries - i), seen = first + i + rows,
+                       columns = round_up(seen, kVectorFloats);
+    multiply(
+        rows, e_.d, keys_transposed_, columns, false, [&](std::int64_t r) { return weights(i + r); },
+        [&](std::int64_t r) { return query(first + i + r); });
+    multiply(
+        rows, e_.d, values_transposed_, columns, false, [&](std::int64_t r) { return dscores(i + r); },
+        [&](std::int64_t r) { return gradient(first + i + r); });
     for (std::int64_t r = i; r < i + rows; ++r) {
       const float *const dy_row = gradient(first + r), *const y_row = y_ + (first + r) * e_.y_stride();
       const float product = lane_sum<float>(e_.d, [=](std::int64_t c) { return dy_row[c] * y_row[c]; });
       if (dropout_.active()) dropout_.fill(scales(), e_, head_, first + r);
-      row_gradient(weights(r), dscores(r), scales(), first + r + 1, first + queries, {stats_[first + r], product, scale_});
+      row_gradient(weights(r), dscores(r), scales(), first + r + 1, first + queries,
+                   {stats_[first + r], product, scale_});
     }
-    multiply(rows, seen, keys_, e_.d, false, [&](std::int64_t r) { return dq_ + (first + i + r) * e_.qkv_stride(); },
-             [&](std::int64_t r) { return dscores(i + r); });
+    multiply(
+        rows, seen, keys_, e_.d, false, [&](std::int64_t r) { return dq_ + (first + i + r) * e_.qkv_stride(); },
+        [&](std::int64_t r) { return dscores(i + r); });
   }
 
-  // Gradients of keys (part 1) or values (part 2) from one block of queries: the sum of coefficient [query, key] times a row of b.
-  void sum_over_queries(std::int64_t part, std::int64_t first, PackedB b, const float* coefficients, const GemmScratch& scratch) {
+  // Gradients of keys (part 1) or values (part 2) from one block of queries: the sum of coefficient [query, key] times
+  // a row of b.
+  void sum_over_queries(std::int64_t part, std::int64_t first, PackedB b, const float* coefficients,
+                        const GemmScratch& scratch) {
     const auto add_to = [&](std::int64_t first_key, std::int64_t keys, bool add) {
-      multiply_transposed(keys, b.depth, b, e_.d, add, scratch.copied(),
-                          [&](std::int64_t j) { return dq_ + part * e_.d + (first_key + j) * e_.qkv_stride(); },
-                          [&](std::int64_t r) { return coefficients + r * row_ + first_key; });
+      multiply_transposed(
+          keys, b.depth, b, e_.d, add, scratch.copied(),
+          [&](std::int64_t j) { return dq_ + part * e_.d + (first_key + j) * e_.qkv_stride(); },
+          [&](std::int64_t r) { return coefficients + r * row_ + first_key; });
     };
-    add_to(0, first, true);          // keys that earlier blocks have added to
+    add_to(0, first, true);         // keys that earlier blocks have added to
     add_to(first, b.depth, false);  // the block's own keys, which no earlier query sees
   }
 
@@ -180,8 +197,8 @@ class HeadBackward {
 
 std::int64_t floats(const AttentionExtents& e) { return std::max(ForwardWork(e).floats, BackwardWork(e).floats); }
 
-void forward(const AttentionExtents& e, std::int64_t head, float* y, float* stats, const float* qkv, const AttentionDropout& dropout,
-             float* memory) {
+void forward(const AttentionExtents& e, std::int64_t head, float* y, float* stats, const float* qkv,
+             const AttentionDropout& dropout, float* memory) {
   const ForwardWork work(e);
   const float* const q = qkv + e.qkv_offset(head);
   float* const y_head = y + e.y_offset(head);
@@ -195,7 +212,8 @@ void forward(const AttentionExtents& e, std::int64_t head, float* y, float* stat
     const std::int64_t rows = std::min(kTileRows, e.t - i), seen = i + rows;  // keys that some query of the tile sees
     const auto scores = [&](std::int64_t r) { return memory + work.scores + r * row; };
     const auto y_row = [&](std::int64_t r) { return y_head + (i + r) * e.y_stride(); };
-    multiply(rows, e.d, keys, round_up(seen, kVectorFloats), false, scores, [&](std::int64_t r) { return q + (i + r) * stride; });
+    multiply(rows, e.d, keys, round_up(seen, kVectorFloats), false, scores,
+             [&](std::int64_t r) { return q + (i + r) * stride; });
     float inverse_sums[kTileRows];
     for (std::int64_t r = 0; r < rows; ++r) {
       const RowSums sums = exponentials(scores(r), i + r + 1, round_up(seen, kLanes<float>), scale);
@@ -213,8 +231,9 @@ void forward(const AttentionExtents& e, std::int64_t head, float* y, float* stat
   }
 }
 
-void backward(const AttentionExtents& e, std::int64_t head, float* dqkv, const float* dy, const float* y, const float* stats,
-              const float* qkv, const AttentionDropout& dropout, float* memory, const GemmScratch& scratch) {
+void backward(const AttentionExtents& e, std::int64_t head, float* dqkv, const float* dy, const float* y,
+              const float* stats, const float* qkv, const AttentionDropout& dropout, float* memory,
+              const GemmScratch& scratch) {
   HeadBackward(e, head, dqkv, dy, y, stats, qkv, dropout, memory).run(scratch);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Causal self-attention: where the vectors of a head lie, shared by the plain loops (attention.cpp) and the tiles in fp32.
+// Causal self-attention: where the vectors of a head lie, shared by the plain loops (attention.cpp) and the tiles in
+// fp32.
 
 #include <cstdint>
 
@@ -14,7 +15,7 @@ struct AttentionExtents {
   explicit AttentionExtents(const Shape& qkv) : b(qkv[0]), t(qkv[1]), a(qkv[2]), d(qkv[4]) {
     PDL_CHECK(qkv.rank() == 5 && qkv[3] == 3 && t > 0 && d > 0, "qkv ", qkv.to_string());
   }
-  std::int64_t heads() const { return b * a; }  ///< of all samples: head i is head i % A of sample i / A
+  std::int64_t heads() const { return b * a; }           ///< of all samples: head i is head i % A of sample i / A
   std::int64_t qkv_stride() const { return 3 * a * d; }  ///< from token to token
   std::int64_t y_stride() const { return a * d; }
   /// Offsets of token 0; q, k and v of a token follow each other, D apart.
@@ -28,7 +29,8 @@ struct AttentionExtents {
 struct AttentionDropout {
   AttentionDropout(const DropoutKey& key, std::int64_t first_head_in, const AttentionExtents& e)
       : mask(key), sample_ids(key.sample_ids), first_head(first_head_in) {
-    PDL_CHECK(!mask.active() || (sample_ids != nullptr && key.samples == e.b), key.samples, " sample ids for ", e.b, " samples");
+    PDL_CHECK(!mask.active() || (sample_ids != nullptr && key.samples == e.b), key.samples, " sample ids for ", e.b,
+              " samples");
   }
   bool active() const { return mask.active(); }
   /// scales[j] for keys j <= query of one row of weights.
@@ -48,10 +50,11 @@ namespace attention_tiles {
 std::int64_t floats(const AttentionExtents& e);
 
 /// One head of one sample. `work` is the thread's own.
-void forward(const AttentionExtents& e, std::int64_t head, float* y, float* stats, const float* qkv, const AttentionDropout& dropout,
-             float* work);
-void backward(const AttentionExtents& e, std::int64_t head, float* dqkv, const float* dy, const float* y, const float* stats,
-              const float* qkv, const AttentionDropout& dropout, float* work, const GemmScratch& scratch);
+void forward(const AttentionExtents& e, std::int64_t head, float* y, float* stats, const float* qkv,
+             const AttentionDropout& dropout, float* work);
+void backward(const AttentionExtents& e, std::int64_t head, float* dqkv, const float* dy, const float* y,
+              const float* stats, const float* qkv, const AttentionDropout& dropout, float* work,
+              const GemmScratch& scratch);
 
 }  // namespace attention_tiles
 }  // namespace pdl

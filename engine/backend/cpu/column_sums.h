@@ -11,8 +11,8 @@
 
 namespace pdl {
 
-/// sums[j] (+)= sum over rows of x[row][j], x [rows, columns]. Sums are formed in fp64, rows in order four at a time; threads
-/// share out columns.
+/// sums[j] (+)= sum over rows of x[row][j], x [rows, columns]. Eight rows are added as a tree, such sums in order in
+/// fp64; threads share out columns.
 template <typename T>
 void column_sums(T* sums, const T* x, std::int64_t rows, std::int64_t columns, bool accumulate) {
   constexpr std::int64_t kMaxStrip = 512, kGrain = 16;  // columns; a grain is a cache line of fp32
@@ -23,10 +23,11 @@ void column_sums(T* sums, const T* x, std::int64_t rows, std::int64_t columns, b
     std::array<double, static_cast<std::size_t>(kMaxStrip)> totals{};
     double* const total = totals.data();
     std::int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) {
-      const T *const a = x + row * columns + first, *const b = a + columns, *const c = b + columns, *const d = c + columns;
+    for (; row + 8 <= rows; row += 8) {
+      const T* const a = x + row * columns + first;
       for (std::int64_t j = 0; j < count; ++j) {
-        total[j] += (static_cast<double>(a[j]) + static_cast<double>(b[j])) + (static_cast<double>(c[j]) + static_cast<double>(d[j]));
+        const auto pair = [=](std::int64_t r) { return a[r * columns + j] + a[(r + 1) * columns + j]; };
+        total[j] += static_cast<double>((pair(0) + pair(2)) + (pair(4) + pair(6)));
       }
     }
     for (; row < rows; ++row) {

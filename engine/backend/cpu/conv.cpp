@@ -18,14 +18,16 @@ ConvExtents checked_extents(const Tensor& x, const Tensor& w, const Tensor& y, C
 
 float* checked_workspace(const Tensor& workspace, const ConvExtents& e) {
   const std::int64_t bytes = conv_products::packed_floats(e) * size_of(DType::fp32);
-  PDL_CHECK(workspace.defined() && workspace.bytes() >= bytes, "workspace of ", workspace.bytes(), " bytes, not ", bytes);
+  PDL_CHECK(workspace.defined() && workspace.bytes() >= bytes, "workspace of ", workspace.bytes(), " bytes, not ",
+            bytes);
   return static_cast<float*>(workspace.raw());
 }
 
-// --- fp64: plain loops over pairs of pixels --------------------------------------------------------------------------------
+// --- fp64: plain loops over pairs of pixels
+// --------------------------------------------------------------------------------
 
 void forward(const ConvExtents& e, double* y, const double* x, const double* w, const double* bias, bool relu) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t line = 0; line < e.n * e.p; ++line) {
     double* const y_line = y + line * e.q * e.k;
     for (std::int64_t i = 0; i < e.q * e.k; ++i) y_line[i] = bias == nullptr ? 0.0 : bias[i % e.k];
@@ -42,7 +44,7 @@ void forward(const ConvExtents& e, double* y, const double* x, const double* w, 
 }
 
 void backward_data(const ConvExtents& e, double* dx, const double* dy, const double* w) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t line = 0; line < e.n * e.h; ++line) {
     std::fill_n(dx + line * e.w * e.c, e.w * e.c, 0.0);
     for (std::int64_t tap = 0; tap < e.taps(); ++tap) {
@@ -58,7 +60,7 @@ void backward_data(const ConvExtents& e, double* dx, const double* dy, const dou
 }
 
 void backward_weight(const ConvExtents& e, double* dw, const double* dy, const double* x, bool accumulate) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t k = 0; k < e.k; ++k) {
     if (!accumulate) std::fill_n(dw + k * e.taps() * e.c, e.taps() * e.c, 0.0);
     for (std::int64_t tap = 0; tap < e.taps(); ++tap) {
@@ -75,17 +77,19 @@ void backward_weight(const ConvExtents& e, double* dw, const double* dy, const d
 
 }  // namespace
 
-void CpuBackend::conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2dGeometry geometry, Activation activation,
-                                Tensor workspace) {
+void CpuBackend::conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2dGeometry geometry,
+                                Activation activation, Tensor workspace) {
   const ConvExtents e = checked_extents(x, w, y, geometry);
   PDL_CHECK(!bias.defined() || bias.elements() == e.k, "bias ", bias.shape().to_string());
   PDL_CHECK(activation != Activation::gelu_tanh, "convolutions end in relu or in nothing");
   const bool relu = activation == Activation::relu;
   if (x.dtype() == DType::fp64) {
-    forward(e, y.data<double>(), x.data<double>(), w.data<double>(), bias.defined() ? bias.data<double>() : nullptr, relu);
+    forward(e, y.data<double>(), x.data<double>(), w.data<double>(), bias.defined() ? bias.data<double>() : nullptr,
+            relu);
   } else {
-    conv_products::forward(e, y.data<float>(), x.data<float>(), w.data<float>(), bias.defined() ? bias.data<float>() : nullptr, relu,
-                           checked_workspace(workspace, e), *scratch_);
+    conv_products::forward(e, y.data<float>(), x.data<float>(), w.data<float>(),
+                           bias.defined() ? bias.data<float>() : nullptr, relu, checked_workspace(workspace, e),
+                           *scratch_);
   }
 }
 
@@ -94,11 +98,13 @@ void CpuBackend::conv2d_backward_data(Tensor dx, Tensor dy, Tensor w, Conv2dGeom
   if (dx.dtype() == DType::fp64) {
     backward_data(e, dx.data<double>(), dy.data<double>(), w.data<double>());
   } else {
-    conv_products::backward_data(e, dx.data<float>(), dy.data<float>(), w.data<float>(), checked_workspace(workspace, e), *scratch_);
+    conv_products::backward_data(e, dx.data<float>(), dy.data<float>(), w.data<float>(),
+                                 checked_workspace(workspace, e), *scratch_);
   }
 }
 
-void CpuBackend::conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, Conv2dGeometry geometry, bool accumulate, Tensor) {
+void CpuBackend::conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, Conv2dGeometry geometry,
+                                        bool accumulate, Tensor) {
   const ConvExtents e = checked_extents(x, dw, dy, geometry);
   PDL_CHECK(!dbias.defined() || dbias.elements() == e.k, "dbias ", dbias.shape().to_string());
   if (x.dtype() == DType::fp64) {

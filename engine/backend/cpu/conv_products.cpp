@@ -9,7 +9,8 @@
 namespace pdl::conv_products {
 namespace {
 
-// The weights of a product over pairs of pixels: for each tap a matrix [inner, columns], packed in blocks of kDepth rows.
+// The weights of a product over pairs of pixels: for each tap a matrix [inner, columns], packed in blocks of kDepth
+// rows.
 struct TapWeights {
   std::int64_t taps, inner, columns;
 
@@ -27,13 +28,14 @@ struct TapWeights {
 
   /// Calls pack(to, tap, first_inner, depth, first_column, columns) for every panel, on all threads.
   template <typename Pack>
-  void pack_all(float* packed, Pack pack) const {
+  void pack_all(float* packed, bool threads, Pack pack) const {
     const std::int64_t blocks = divide_up(inner, kDepth);
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) schedule(static) if (threads)
     for (std::int64_t block = 0; block < taps * blocks; ++block) {
       for (std::int64_t column = 0; column < columns; column += kTileColumns) {
         const std::int64_t tap = block / blocks, first_inner = block % blocks * kDepth, rows = depth(first_inner);
-        pack(packed + offset(tap, first_inner) + column * rows, tap, first_inner, rows, column, std::min(kTileColumns, columns - column));
+        pack(packed + offset(tap, first_inner) + column * rows, tap, first_inner, rows, column,
+             std::min(kTileColumns, columns - column));
       }
     }
   }
@@ -47,10 +49,12 @@ TapWeights forward_weights(const ConvExtents& e) {
 }
 TapWeights backward_data_weights(const ConvExtents& e) { return {e.taps(), e.k, e.c}; }
 
-// The input pixels under the kernel at one output pixel, side by side: [R, S, C], zeros where the kernel leaves the image.
+// The input pixels under the kernel at one output pixel, side by side: [R, S, C], zeros where the kernel leaves the
+// image.
 void copy_patch(float* patch, const ConvExtents& e, const float* x, std::int64_t line, std::int64_t q) {
   const std::int64_t row = line % e.p * e.stride - e.padding, column = q * e.stride - e.padding;
-  const std::int64_t first = std::max<std::int64_t>(0, -column), last = std::min(e.kernel, e.w - column);  // taps S inside
+  const std::int64_t first = std::max<std::int64_t>(0, -column),
+                     last = std::min(e.kernel, e.w - column);  // taps S inside
   for (std::int64_t r = 0; r < e.kernel; ++r) {
     float* const to = patch + r * e.kernel * e.c;
     const bool inside = row + r >= 0 && row + r < e.h && first < last;
@@ -103,12 +107,14 @@ struct LineBlock {
 
 // Calls work(block) for blocks that cover lines of `width` pixels with `channels` channels, on all threads.
 template <typename Work>
-void for_each_line_block(std::int64_t lines, std::int64_t width, std::int64_t channels, Work work) {
+void for_each_line_block(const ConvExtents& e, std::int64_t lines, std::int64_t width, std::int64_t channels,
+                         Work work) {
   const std::int64_t height = std::max<std::int64_t>(1, kPixels / width);
   // Channels are split for want of pixels: the weights are packed already, so that costs little.
-  const std::int64_t parts = std::max(divide_up(channels, kBlockColumns), divide_up(omp_get_max_threads(), divide_up(lines, height)));
+  const std::int64_t parts =
+      std::max(divide_up(channels, kBlockColumns), divide_up(omp_get_max_threads(), divide_up(lines, height)));
   const std::int64_t columns = round_up(divide_up(channels, parts), kTileColumns);
-#pragma omp parallel for collapse(2) schedule(dynamic)
+#pragma omp parallel for collapse(2) schedule(dynamic) if (e.worth_threads())
   for (std::int64_t line = 0; line < lines; line += height) {
     for (std::int64_t column = 0; column < channels; column += columns) {
       work(LineBlock{line, std::min(height, lines - line), column, std::min(columns, channels - column)});
@@ -117,24 +123,28 @@ void for_each_line_block(std::int64_t lines, std::int64_t width, std::int64_t ch
 }
 
 // to[i][column] += from[i] times the weights of one tap, for the columns of a block.
-void add_tap(float* const* to, const float* const* from, std::int64_t count, const TapWeights& weights, const float* packed,
-             std::int64_t tap, const LineBlock& block) {
+void add_tap(float* const* to, const float* const* from, std::int64_t count, const TapWeights& weights,
+             const float* packed, std::int64_t tap, const LineBlock& block) {
   for (std::int64_t k = 0; k < weights.inner; k += kDepth) {
-    multiply(count, weights.depth(k), weights.block(packed, tap, k, block.column), block.columns, true,
-             [&](std::int64_t i) { return to[i] + block.column; }, [&](std::int64_t i) { return from[i] + k; });
+    multiply(
+        count, weights.depth(k), weights.block(packed, tap, k, block.column), block.columns, true,
+        [&](std::int64_t i) { return to[i] + block.column; }, [&](std::int64_t i) { return from[i] + k; });
   }
 }
 
-// dw [rows, columns] with rows `stride` apart (+)= sum over pixels of (row of dy)^T (row of x). The sum is cut every kDepth pairs.
+// dw [rows, columns] with rows `stride` apart (+)= sum over pixels of (row of dy)^T (row of x). The sum is cut every
+// kDepth pairs.
 class WeightGradient {
  public:
-  WeightGradient(float* dw, std::int64_t stride, std::int64_t rows, std::int64_t columns, bool accumulate, GemmScratch& scratch)
+  WeightGradient(float* dw, std::int64_t stride, std::int64_t rows, std::int64_t columns, bool accumulate,
+                 GemmScratch& scratch)
       : dw_(dw), stride_(stride), rows_(rows), columns_(columns), add_(accumulate), scratch_(scratch) {}
 
   void add(const float* const* dy, const float* const* x, std::int64_t count) {
     const PackedB b = pack_rows(scratch_.packed(), count, columns_, [&](std::int64_t i) { return x[i]; });
-    multiply_transposed(rows_, count, b, columns_, add_, scratch_.copied(), [&](std::int64_t row) { return dw_ + row * stride_; },
-                        [&](std::int64_t i) { return dy[i]; });
+    multiply_transposed(
+        rows_, count, b, columns_, add_, scratch_.copied(), [&](std::int64_t row) { return dw_ + row * stride_; },
+        [&](std::int64_t i) { return dy[i]; });
     add_ = true;
   }
   /// A tap that meets no pixel has gradient zero.
@@ -149,9 +159,10 @@ class WeightGradient {
   GemmScratch& scratch_;
 };
 
-void backward_weight_of_patches(const ConvExtents& e, float* dw, const float* dy, const float* x, bool accumulate, GemmScratch& scratch) {
+void backward_weight_of_patches(const ConvExtents& e, float* dw, const float* dy, const float* x, bool accumulate,
+                                GemmScratch& scratch) {
   const std::int64_t width = e.taps() * e.c, rows = round_up(divide_up(e.k, omp_get_max_threads()), kTileRows);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (e.worth_threads())
   for (std::int64_t k = 0; k < e.k; k += rows) {
     WeightGradient gradient(dw + k * width, width, std::min(rows, e.k - k), width, accumulate, scratch);
     auto pairs = pairs_to_sum([&](const float* const* outputs, const float* const* patches, std::int64_t count) {
@@ -175,15 +186,15 @@ struct GradientBlock {
   std::int64_t first_tap, last_tap, k, rows, c, columns;
 };
 
-void backward_weight_of_block(const ConvExtents& e, const GradientBlock& block, float* dw, const float* dy, const float* x,
-                              bool accumulate, GemmScratch& scratch) {
+void backward_weight_of_block(const ConvExtents& e, const GradientBlock& block, float* dw, const float* dy,
+                              const float* x, bool accumulate, GemmScratch& scratch) {
   // All taps pass over some lines before any passes over the next: pixels then come from memory once.
   constexpr std::int64_t kPixelsOfPass = 4 * kDepth;
   const std::int64_t lines = e.n * e.p, pass = std::max<std::int64_t>(1, kPixelsOfPass / e.q);
   for (std::int64_t first = 0; first < lines; first += pass) {
     for (std::int64_t tap = block.first_tap; tap < block.last_tap; ++tap) {
-      WeightGradient gradient(dw + (block.k * e.taps() + tap) * e.c + block.c, e.taps() * e.c, block.rows, block.columns,
-                              accumulate || first > 0, scratch);
+      WeightGradient gradient(dw + (block.k * e.taps() + tap) * e.c + block.c, e.taps() * e.c, block.rows,
+                              block.columns, accumulate || first > 0, scratch);
       auto pairs = pairs_to_sum([&](const float* const* outputs, const float* const* inputs, std::int64_t count) {
         gradient.add(outputs, inputs, count);
       });
@@ -198,18 +209,21 @@ void backward_weight_of_block(const ConvExtents& e, const GradientBlock& block, 
   }
 }
 
-void backward_weight_of_taps(const ConvExtents& e, float* dw, const float* dy, const float* x, bool accumulate, GemmScratch& scratch) {
+void backward_weight_of_taps(const ConvExtents& e, float* dw, const float* dy, const float* x, bool accumulate,
+                             GemmScratch& scratch) {
   const std::int64_t threads = omp_get_max_threads();
   // Rows are split first, as long as they are worth it, then taps.
   const std::int64_t columns = std::min(kBlockColumns, e.c);
   const std::int64_t rows = std::max(round_up(divide_up(e.k, threads), kTileRows), std::min(e.k, kBlockRows / 2));
-  const std::int64_t tap_groups = std::min(e.taps(), divide_up(threads, divide_up(e.c, columns) * divide_up(e.k, rows)));
-#pragma omp parallel for collapse(3) schedule(dynamic)
+  const std::int64_t tap_groups =
+      std::min(e.taps(), divide_up(threads, divide_up(e.c, columns) * divide_up(e.k, rows)));
+#pragma omp parallel for collapse(3) schedule(dynamic) if (e.worth_threads())
   for (std::int64_t group = 0; group < tap_groups; ++group) {
     for (std::int64_t c = 0; c < e.c; c += columns) {
       for (std::int64_t k = 0; k < e.k; k += rows) {
-        const GradientBlock block = {group * e.taps() / tap_groups, (group + 1) * e.taps() / tap_groups, k, std::min(rows, e.k - k),
-                                     c, std::min(columns, e.c - c)};
+        const GradientBlock block = {
+            group * e.taps() / tap_groups, (group + 1) * e.taps() / tap_groups, k, std::min(rows, e.k - k), c,
+            std::min(columns, e.c - c)};
         backward_weight_of_block(e, block, dw, dy, x, accumulate, scratch);
       }
     }
@@ -218,21 +232,27 @@ void backward_weight_of_taps(const ConvExtents& e, float* dw, const float* dy, c
 
 }  // namespace
 
-std::int64_t packed_floats(const ConvExtents& e) { return std::max(forward_weights(e).floats(), backward_data_weights(e).floats()); }
+std::int64_t packed_floats(const ConvExtents& e) {
+  return std::max(forward_weights(e).floats(), backward_data_weights(e).floats());
+}
 
-void forward(const ConvExtents& e, float* y, const float* x, const float* w, const float* bias, bool relu, float* packed,
-             GemmScratch& scratch) {
+void forward(const ConvExtents& e, float* y, const float* x, const float* w, const float* bias, bool relu,
+             float* packed, GemmScratch& scratch) {
   scratch.reserve();
   const TapWeights weights = forward_weights(e);
-  weights.pack_all(packed, [&](float* to, std::int64_t tap, std::int64_t inner, std::int64_t depth, std::int64_t column,
-                               std::int64_t columns) {
-    pack_transposed(to, depth, columns, [&](std::int64_t j) { return w + ((column + j) * weights.taps + tap) * weights.inner + inner; });
-  });
-  for_each_line_block(e.n * e.p, e.q, e.k, [&](const LineBlock& block) {
+  weights.pack_all(packed, e.worth_threads(),
+                   [&](float* to, std::int64_t tap, std::int64_t inner, std::int64_t depth, std::int64_t column,
+                       std::int64_t columns) {
+                     pack_transposed(to, depth, columns, [&](std::int64_t j) {
+                       return w + ((column + j) * weights.taps + tap) * weights.inner + inner;
+                     });
+                   });
+  for_each_line_block(e, e.n * e.p, e.q, e.k, [&](const LineBlock& block) {
     const std::int64_t first = block.line * e.q, last = first + block.lines * e.q;
     const auto of_block = [&](std::int64_t output) { return y + output * e.k + block.column; };
     for (std::int64_t output = first; output < last; ++output) {
-      for (std::int64_t j = 0; j < block.columns; ++j) of_block(output)[j] = bias == nullptr ? 0.0f : bias[block.column + j];
+      for (std::int64_t j = 0; j < block.columns; ++j)
+        of_block(output)[j] = bias == nullptr ? 0.0f : bias[block.column + j];
     }
     std::int64_t tap = 0;
     auto pairs = pairs_to_results([&](float* const* to, const float* const* from, std::int64_t count) {
@@ -246,41 +266,50 @@ void forward(const ConvExtents& e, float* y, const float* x, const float* w, con
     }
     for (; tap < e.taps() && !copies_patches(e); ++tap) {
       for (std::int64_t line = block.line; line < block.line + block.lines; ++line) {
-        e.pairs_of_output_line(line, tap, [&](std::int64_t output, std::int64_t input) { pairs.add(y + output * e.k, x + input * e.c); });
+        e.pairs_of_output_line(
+            line, tap, [&](std::int64_t output, std::int64_t input) { pairs.add(y + output * e.k, x + input * e.c); });
       }
       pairs.finish();
     }
     pairs.finish();
     for (std::int64_t output = first; output < last && relu; ++output) {
-      for (std::int64_t j = 0; j < block.columns; ++j) of_block(output)[j] = of_block(output)[j] < 0.0f ? 0.0f : of_block(output)[j];
+      for (std::int64_t j = 0; j < block.columns; ++j)
+        of_block(output)[j] = of_block(output)[j] < 0.0f ? 0.0f : of_block(output)[j];
     }
   });
 }
 
-void backward_data(const ConvExtents& e, float* dx, const float* dy, const float* w, float* packed, GemmScratch& scratch) {
+void backward_data(const ConvExtents& e, float* dx, const float* dy, const float* w, float* packed,
+                   GemmScratch& scratch) {
   scratch.reserve();
   const TapWeights weights = backward_data_weights(e);
-  weights.pack_all(packed, [&](float* to, std::int64_t tap, std::int64_t inner, std::int64_t depth, std::int64_t column,
-                               std::int64_t columns) {
-    pack_rows(to, depth, columns, [&](std::int64_t k) { return w + ((inner + k) * e.taps() + tap) * e.c + column; });
-  });
-  for_each_line_block(e.n * e.h, e.w, e.c, [&](const LineBlock& block) {
+  weights.pack_all(packed, e.worth_threads(),
+                   [&](float* to, std::int64_t tap, std::int64_t inner, std::int64_t depth, std::int64_t column,
+                       std::int64_t columns) {
+                     pack_rows(to, depth, columns,
+                               [&](std::int64_t k) { return w + ((inner + k) * e.taps() + tap) * e.c + column; });
+                   });
+  for_each_line_block(e, e.n * e.h, e.w, e.c, [&](const LineBlock& block) {
     const std::int64_t first = block.line * e.w, last = first + block.lines * e.w;
-    for (std::int64_t input = first; input < last; ++input) std::fill_n(dx + input * e.c + block.column, block.columns, 0.0f);
+    for (std::int64_t input = first; input < last; ++input)
+      std::fill_n(dx + input * e.c + block.column, block.columns, 0.0f);
     std::int64_t tap = 0;
     auto pairs = pairs_to_results([&](float* const* to, const float* const* from, std::int64_t count) {
       add_tap(to, from, count, weights, packed, tap, block);
     });
     for (; tap < e.taps(); ++tap) {
       for (std::int64_t line = block.line; line < block.line + block.lines; ++line) {
-        e.pairs_of_input_line(line, tap, [&](std::int64_t output, std::int64_t input) { pairs.add(dx + input * e.c, dy + output * e.k); });
+        e.pairs_of_input_line(line, tap, [&](std::int64_t output, std::int64_t input) {
+          pairs.add(dx + input * e.c, dy + output * e.k);
+        });
       }
       pairs.finish();
     }
   });
 }
 
-void backward_weight(const ConvExtents& e, float* dw, const float* dy, const float* x, bool accumulate, GemmScratch& scratch) {
+void backward_weight(const ConvExtents& e, float* dw, const float* dy, const float* x, bool accumulate,
+                     GemmScratch& scratch) {
   scratch.reserve();
   if (copies_patches(e)) {
     backward_weight_of_patches(e, dw, dy, x, accumulate, scratch);

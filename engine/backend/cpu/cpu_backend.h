@@ -1,9 +1,9 @@
 #pragma once
 // The CPU backend: the readable twin of the CUDA one, and in fp64 the oracle.
 //
-// Most operations are one loop template over fp32 and fp64, in the file named below. Matrix products, convolutions and attention
-// have two forms: plain loops in fp64, which must be obviously right, and the kernel of gemm.h in fp32, which must be fast.
-// Threads: OpenMP over independent rows or samples only, so that no sum depends on the number of threads.
+// Most operations are one loop template over fp32 and fp64, in the file named below. Matrix products, convolutions and
+// attention have two forms: plain loops in fp64, which must be obviously right, and the kernel of gemm.h in fp32, which
+// must be fast. Threads: OpenMP over independent rows or samples only, so that no sum depends on the number of threads.
 
 #include <memory>
 #include <string>
@@ -26,10 +26,10 @@ class CpuBackend final : public Backend {
 
   // conv.cpp
   void conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2dGeometry geometry, Activation activation,
-      Tensor workspace) override;
+                      Tensor workspace) override;
   void conv2d_backward_data(Tensor dx, Tensor dy, Tensor w, Conv2dGeometry geometry, Tensor workspace) override;
   void conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, Conv2dGeometry geometry, bool accumulate,
-      Tensor workspace) override;
+                              Tensor workspace) override;
   std::int64_t conv2d_workspace_bytes(const Shape& x, const Shape& w, Conv2dGeometry geometry, DType dtype) override;
 
   // pool.cpp
@@ -45,25 +45,25 @@ class CpuBackend final : public Backend {
 
   // norm.cpp
   void layernorm_forward(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor gamma, Tensor beta) override;
-  void layernorm_backward(Tensor dx, Tensor dgamma, Tensor dbeta, Tensor dy, Tensor dresidual, Tensor x,
-      Tensor gamma, Tensor mean, Tensor rstd, bool accumulate) override;
+  void layernorm_backward(Tensor dx, Tensor dgamma, Tensor dbeta, Tensor dy, Tensor dresidual, Tensor x, Tensor gamma,
+                          Tensor mean, Tensor rstd, bool accumulate) override;
 
   // attention.cpp
   void attention_forward(Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key, std::int64_t first_head,
-      Tensor workspace) override;
+                         Tensor workspace) override;
   void attention_backward(Tensor dqkv, Tensor dy, Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key,
-      std::int64_t first_head, Tensor workspace) override;
+                          std::int64_t first_head, Tensor workspace) override;
   std::int64_t attention_workspace_bytes(const Shape& qkv, DType dtype) const override;
 
   // embedding.cpp
   void embedding_forward(Tensor y, Tensor tokens, Tensor wte, Tensor wpe, std::int64_t first_token,
-      const DropoutKey& key) override;
+                         const DropoutKey& key) override;
   void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dy, Tensor tokens, std::int64_t first_token,
-      bool accumulate_wte, bool accumulate_wpe) override;
+                          bool accumulate_wte, bool accumulate_wpe) override;
 
   // loss.cpp
   void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
-      double scale) override;
+                     double scale) override;
 
   // range.cpp
   void fill(Tensor x, double value) override;
@@ -75,13 +75,14 @@ class CpuBackend final : public Backend {
 
   // optim.cpp
   void sgd_update(Tensor values, Tensor grads, Tensor momentum, const UpdateSegment* segments, std::int64_t count,
-      const SgdScalars& scalars) override;
+                  const SgdScalars& scalars) override;
   void adam_update(Tensor values, Tensor grads, Tensor first_moment, Tensor second_moment,
-      const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) override;
+                   const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) override;
   void lamb_direction(Tensor direction, Tensor norms, Tensor values, Tensor grads, Tensor first_moment,
-      Tensor second_moment, const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) override;
+                      Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
+                      const AdamScalars& scalars) override;
   void lamb_apply(Tensor values, Tensor direction, Tensor norms, const UpdateSegment* segments, std::int64_t count,
-      double lr) override;
+                  double lr) override;
 
   // cpu_backend.cpp
   std::string name() const override;

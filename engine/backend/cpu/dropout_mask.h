@@ -1,13 +1,14 @@
 #pragma once
-// Which elements dropout keeps: the one definition for every operation of this backend, written so that any other backend can
-// compute the same bits.
+// Which elements dropout keeps: the one definition for every operation of this backend, written so that any other
+// backend can compute the same bits.
 //
 //   key     = philox_key(seed, RandomUse::dropout)
 //   counter = {element / 4, low 32 bits of the global sample id, site, update}
 //   bits    = word (element % 4) of philox4x32(counter, key)
 //   kept    iff to_unit(bits) >= rate; what is kept is multiplied by 1 / (1 - rate)
 //
-// `element` counts inside one sample of the unsharded tensor and is below 2^34. For attention it is (head * T + query) * T + key.
+// `element` counts inside one sample of the unsharded tensor and is below 2^34. For attention it is (head * T + query)
+// * T + key.
 
 #include <algorithm>
 #include <array>
@@ -33,7 +34,8 @@ class DropoutMask {
   bool active() const { return rate_ > 0.0; }
 
   bool keeps(std::int64_t sample_id, std::int64_t element) const {
-    const auto words = philox4x32({static_cast<std::uint32_t>(element / 4), static_cast<std::uint32_t>(sample_id), site_, update_}, key_);
+    const auto words = philox4x32(
+        {static_cast<std::uint32_t>(element / 4), static_cast<std::uint32_t>(sample_id), site_, update_}, key_);
     return words[static_cast<std::size_t>(element % 4)] >= threshold_;
   }
 

@@ -3,8 +3,8 @@
 //
 //   gelu(x) = x (1 + tanh(u)) / 2 = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 //
-// fp64 follows the first form to the letter. fp32 uses the second: one vectorisable exponential, and no cancellation where
-// tanh nears -1.
+// fp64 follows the first form to the letter. fp32 uses the second: one vectorisable exponential, and no cancellation
+// where tanh nears -1.
 
 #include <cmath>
 #include <type_traits>
@@ -37,7 +37,8 @@ T gelu_tanh_derivative(T x) {
   const T u = kScale * (x + kCubic * x * x * x);
   const T du = kScale * (T{1} + T{3} * kCubic * x * x);
   if constexpr (std::is_same_v<T, float>) {
-    // With e = exp(-2|u|) <= 1: sigmoid(2|u|) = 1 / (1 + e), and s (1 - s) = e / (1 + e)^2 on both sides, without cancellation.
+    // With e = exp(-2|u|) <= 1: sigmoid(2|u|) = 1 / (1 + e), and s (1 - s) = e / (1 + e)^2 on both sides, without
+    // cancellation.
     const float e = fast_exp(-2.0f * std::fabs(u));
     const float s = 1.0f / (1.0f + e);
     return (u < 0.0f ? e * s : s) + 2.0f * x * du * e * s * s;

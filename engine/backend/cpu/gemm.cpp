@@ -42,20 +42,25 @@ void full_tile(float* const* c, const A a, std::int64_t depth, const float* pane
 }
 
 template <typename A>
-void whole_vectors(float* const* c, const A& a, std::int64_t depth, const float* panel, std::int64_t vectors, bool add) {
+void whole_vectors(float* const* c, const A& a, std::int64_t depth, const float* panel, std::int64_t vectors,
+                   bool add) {
   static_assert(kTileVectors <= 4);
   switch (vectors) {
-    case 1: return full_tile<1>(c, a, depth, panel, add);
-    case 2: return full_tile<2>(c, a, depth, panel, add);
-    case 3: return full_tile<3>(c, a, depth, panel, add);
-    default: return full_tile<4>(c, a, depth, panel, add);
+    case 1:
+      return full_tile<1>(c, a, depth, panel, add);
+    case 2:
+      return full_tile<2>(c, a, depth, panel, add);
+    case 3:
+      return full_tile<3>(c, a, depth, panel, add);
+    default:
+      return full_tile<4>(c, a, depth, panel, add);
   }
 }
 
 // At the edges of c the tile is computed whole, aside, and the part that exists is copied.
 template <typename A>
-void edge_tile(float* const* c, const A& a, std::int64_t rows, std::int64_t depth, const float* panel, std::int64_t columns,
-               bool add) {
+void edge_tile(float* const* c, const A& a, std::int64_t rows, std::int64_t depth, const float* panel,
+               std::int64_t columns, bool add) {
   alignas(64) float aside[kTileRows][kTileColumns];
   float* to[kTileRows];
   for (std::int64_t i = 0; i < kTileRows; ++i) to[i] = aside[i];
@@ -66,8 +71,8 @@ void edge_tile(float* const* c, const A& a, std::int64_t rows, std::int64_t dept
 }
 
 template <typename A>
-void any_tile(float* const* c, const A& a, std::int64_t rows, std::int64_t depth, const float* panel, std::int64_t columns,
-              bool add) {
+void any_tile(float* const* c, const A& a, std::int64_t rows, std::int64_t depth, const float* panel,
+              std::int64_t columns, bool add) {
   if (rows == kTileRows && columns % kVectorFloats == 0) {
     whole_vectors(c, a, depth, panel, columns / kVectorFloats, add);
   } else {
@@ -84,8 +89,8 @@ void multiply_tile(float* const* c, const float* const* a, std::int64_t rows, st
   any_tile(c, rows_of_a, rows, depth, panel, columns, add);
 }
 
-void multiply_transposed_tile(float* const* c, const float* a, std::int64_t rows, std::int64_t depth, const float* panel,
-                              std::int64_t columns, bool add) {
+void multiply_transposed_tile(float* const* c, const float* a, std::int64_t rows, std::int64_t depth,
+                              const float* panel, std::int64_t columns, bool add) {
   any_tile(c, TransposedA{a}, rows, depth, panel, columns, add);
 }
 

@@ -1,15 +1,16 @@
 #pragma once
-// Matrix products in fp32: the one fast kernel of this backend. Linear layers, convolutions and attention are different ways to
-// say which rows meet which columns.
+// Matrix products in fp32: the one fast kernel of this backend. Linear layers, convolutions and attention are different
+// ways to say which rows meet which columns.
 //
 //   c[i][j] (+)= sum over k < depth of a[i][k] * b[k][j]
 //
-// b is packed first: panels of kTileColumns columns, each panel [depth][kTileColumns], so that the kernel streams it. a and c are
-// given row by row, as pointers: rows may lie anywhere (the pixels under one tap of a convolution kernel), and nothing is copied.
-// A tile of kTileRows x kTileColumns sums lives in registers.
+// b is packed first: panels of kTileColumns columns, each panel [depth][kTileColumns], so that the kernel streams it. a
+// and c are given row by row, as pointers: rows may lie anywhere (the pixels under one tap of a convolution kernel),
+// and nothing is copied. A tile of kTileRows x kTileColumns sums lives in registers.
 //
-// Every sum runs over k in order, from zero, and is then stored or added to c. So bits depend on depth alone, and a caller that
-// cuts a long sum into pieces of at most kDepth gets the same bits however rows and columns are split over threads or batches.
+// Every sum runs over k in order, from zero, and is then stored or added to c. So bits depend on depth alone, and a
+// caller that cuts a long sum into pieces of at most kDepth gets the same bits however rows and columns are split over
+// threads or batches.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,18 +22,24 @@
 
 namespace pdl {
 
-#if defined(__AVX__) && !defined(__AVX512F__)
+#if defined(__x86_64__) && !defined(__AVX512F__)
 inline constexpr std::int64_t kTileVectors = 2;  // 16 registers: 12 sums, 2 of b, 1 of a
 #else
 inline constexpr std::int64_t kTileVectors = 4;  // 32 registers: 24 sums, 4 of b, 1 of a
 #endif
 inline constexpr std::int64_t kTileRows = 6;
 inline constexpr std::int64_t kTileColumns = kTileVectors * kVectorFloats;
-inline constexpr std::int64_t kDepth = 256;       ///< longest partial sum: a panel's rows of b then stay in the second-level cache
-inline constexpr std::int64_t kBlockColumns = 512;  ///< columns of b that are packed at once; kDepth of them fill half a megabyte
-inline constexpr std::int64_t kBlockRows = 96;    ///< rows of a transposed a that are copied at once
+/// Longest partial sum. A panel of b of this depth stays in the second-level cache, as does a block of kBlockColumns.
+inline constexpr std::int64_t kDepth = 256;
+inline constexpr std::int64_t kBlockColumns = 512;  ///< columns of b that are packed at once
+inline constexpr std::int64_t kBlockRows = 96;      ///< rows of a transposed a that are copied at once
 
-inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+/// With fewer multiply-adds, waking the other threads costs more than they save.
+inline constexpr std::int64_t kProductsWorthThreads = 1 << 18;
+
+inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 inline std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
 /// b when packed: panel p of columns [p kTileColumns, (p + 1) kTileColumns) starts at p * kTileColumns * depth.
@@ -40,7 +47,9 @@ struct PackedB {
   const float* data;
   std::int64_t depth;  ///< rows of each panel; a product may use only the first of them
 
-  static std::int64_t floats(std::int64_t depth, std::int64_t columns) { return depth * round_up(columns, kTileColumns); }
+  static std::int64_t floats(std::int64_t depth, std::int64_t columns) {
+    return depth * round_up(columns, kTileColumns);
+  }
   const float* panel(std::int64_t first_column) const { return data + first_column * depth; }
 };
 
@@ -48,8 +57,8 @@ struct PackedB {
 void multiply_tile(float* const* c, const float* const* a, std::int64_t rows, std::int64_t depth, const float* panel,
                    std::int64_t columns, bool add);
 /// The same for a transposed a: element (i, k) is a[k * kBlockRows + i].
-void multiply_transposed_tile(float* const* c, const float* a, std::int64_t rows, std::int64_t depth, const float* panel,
-                              std::int64_t columns, bool add);
+void multiply_transposed_tile(float* const* c, const float* a, std::int64_t rows, std::int64_t depth,
+                              const float* panel, std::int64_t columns, bool add);
 
 /// packed[k][j] = row_of(k)[j]: b as it lies.
 template <typename RowOf>
@@ -83,7 +92,8 @@ PackedB pack_transposed(float* packed, std::int64_t depth, std::int64_t columns,
 
 /// c_row(i)[j] (+)= sum of a_row(i)[k] * b[k][j] for i < rows, j < columns.
 template <typename CRow, typename ARow>
-void multiply(std::int64_t rows, std::int64_t depth, PackedB b, std::int64_t columns, bool add, CRow c_row, ARow a_row) {
+void multiply(std::int64_t rows, std::int64_t depth, PackedB b, std::int64_t columns, bool add, CRow c_row,
+              ARow a_row) {
   for (std::int64_t i = 0; i < rows; i += kTileRows) {
     const std::int64_t height = std::min(kTileRows, rows - i);
     const float* a[kTileRows];
@@ -130,12 +140,12 @@ struct ResultBlocks {
   static ResultBlocks by_rows(std::int64_t rows, std::int64_t columns);
 };
 
-/// Working memory of the kernels: for each thread, a packed block of b and a copied block of a. Part of the code rather than
-/// of a model, so it does not come from the device's arena.
+/// Working memory of the kernels: for each thread, a packed block of b and a copied block of a. Part of the code rather
+/// than of a model, so it does not come from the device's arena.
 class GemmScratch {
  public:
   GemmScratch();
-  /// Makes room for all threads that the next parallel region may have; allocates only when there are more than ever before.
+  /// Makes room for all threads of the next parallel region; allocates only when they are more than ever before.
   void reserve();
   /// kDepth * kBlockColumns floats, the calling thread's own.
   float* packed() const;

@@ -11,6 +11,7 @@ namespace {
 
 struct Extents {
   std::int64_t rows, in, out;  // M, I, O
+  bool worth_threads() const { return rows * in * out >= kProductsWorthThreads; }
 };
 
 Extents checked_extents(const Tensor& x, const Tensor& w, const Tensor& y) {
@@ -22,35 +23,39 @@ Extents checked_extents(const Tensor& x, const Tensor& w, const Tensor& y) {
   return e;
 }
 
-// y = activation(y + bias) on one stretch of one row; what goes into gelu is kept in `pre_activation`.
+// One stretch of one row: y = activation(sums + bias). `sums` is y itself or where the pre-activation is kept; it
+// receives sums + bias. `bias` may be null.
 template <typename T>
-void finish_row(T* y, T* pre_activation, const T* bias, std::int64_t count, Activation activation) {
+void finish_row(T* y, T* sums, const T* bias, std::int64_t count, Activation activation) {
   if (bias != nullptr) {
-    for (std::int64_t j = 0; j < count; ++j) y[j] += bias[j];
+#pragma omp simd
+    for (std::int64_t j = 0; j < count; ++j) sums[j] += bias[j];
   }
   if (activation == Activation::relu) {
-    for (std::int64_t j = 0; j < count; ++j) y[j] = y[j] < T{0} ? T{0} : y[j];
+#pragma omp simd
+    for (std::int64_t j = 0; j < count; ++j) y[j] = sums[j] < T{0} ? T{0} : sums[j];
   } else if (activation == Activation::gelu_tanh) {
-    if (pre_activation != nullptr) std::copy_n(y, count, pre_activation);
-    for (std::int64_t j = 0; j < count; ++j) y[j] = gelu_tanh(y[j]);
+#pragma omp simd
+    for (std::int64_t j = 0; j < count; ++j) y[j] = gelu_tanh(sums[j]);
   }
 }
 
-// --- fp64: plain loops -----------------------------------------------------------------------------------------------------
+// --- fp64: plain loops
+// -----------------------------------------------------------------------------------------------------
 
-void forward(const Extents& e, double* y, double* pre_activation, const double* x, const double* w, const double* bias,
+void forward(const Extents& e, double* y, double* sums, const double* x, const double* w, const double* bias,
              Activation activation, GemmScratch&) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t m = 0; m < e.rows; ++m) {
     for (std::int64_t o = 0; o < e.out; ++o) {
-      y[m * e.out + o] = lane_sum<double>(e.in, [&](std::int64_t i) { return x[m * e.in + i] * w[o * e.in + i]; });
+      sums[m * e.out + o] = lane_sum<double>(e.in, [&](std::int64_t i) { return x[m * e.in + i] * w[o * e.in + i]; });
     }
-    finish_row(y + m * e.out, pre_activation == nullptr ? nullptr : pre_activation + m * e.out, bias, e.out, activation);
+    finish_row(y + m * e.out, sums + m * e.out, bias, e.out, activation);
   }
 }
 
 void backward_data(const Extents& e, double* dx, const double* dy, const double* w, GemmScratch&) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t m = 0; m < e.rows; ++m) {
     std::fill_n(dx + m * e.in, e.in, 0.0);
     for (std::int64_t o = 0; o < e.out; ++o) {
@@ -60,7 +65,7 @@ void backward_data(const Extents& e, double* dx, const double* dy, const double*
 }
 
 void backward_weight(const Extents& e, double* dw, const double* dy, const double* x, bool accumulate, GemmScratch&) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t o = 0; o < e.out; ++o) {
     if (!accumulate) std::fill_n(dw + o * e.in, e.in, 0.0);
     for (std::int64_t m = 0; m < e.rows; ++m) {
@@ -69,13 +74,16 @@ void backward_weight(const Extents& e, double* dw, const double* dy, const doubl
   }
 }
 
-// --- fp32: packed products -------------------------------------------------------------------------------------------------
+// --- fp32: packed products
+// -------------------------------------------------------------------------------------------------
 
-// Calls work(first_row, rows, first_column, columns) for each block, on all threads.
+// Calls work(first_row, rows, first_column, columns) for each block of a matrix [rows, columns] of results, on all
+// threads.
 template <typename Work>
-void for_each_block(std::int64_t rows, std::int64_t columns, const ResultBlocks& block, GemmScratch& scratch, Work work) {
+void for_each_block(const Extents& e, std::int64_t rows, std::int64_t columns, const ResultBlocks& block,
+                    GemmScratch& scratch, Work work) {
   scratch.reserve();
-#pragma omp parallel for collapse(2) schedule(dynamic)
+#pragma omp parallel for collapse(2) schedule(dynamic) if (e.worth_threads())
   for (std::int64_t j = 0; j < columns; j += block.columns) {
     for (std::int64_t i = 0; i < rows; i += block.rows) {
       work(i, std::min(block.rows, rows - i), j, std::min(block.columns, columns - j));
@@ -83,63 +91,72 @@ void for_each_block(std::int64_t rows, std::int64_t columns, const ResultBlocks&
   }
 }
 
-void forward(const Extents& e, float* y, float* pre_activation, const float* x, const float* w, const float* bias,
+void forward(const Extents& e, float* y, float* sums, const float* x, const float* w, const float* bias,
              Activation activation, GemmScratch& scratch) {
   const auto block = [&](std::int64_t first_row, std::int64_t rows, std::int64_t first_column, std::int64_t columns) {
     for (std::int64_t k = 0; k < e.in; k += kDepth) {
       const std::int64_t depth = std::min(kDepth, e.in - k);
-      const PackedB b = pack_transposed(scratch.packed(), depth, columns, [&](std::int64_t j) { return w + (first_column + j) * e.in + k; });
+      const PackedB b = pack_transposed(scratch.packed(), depth, columns,
+                                        [&](std::int64_t j) { return w + (first_column + j) * e.in + k; });
       // Few rows at a time, so that they are still in the cache when the activation comes.
       for (std::int64_t i = first_row; i < first_row + rows; i += kBlockRows) {
         const std::int64_t height = std::min(kBlockRows, first_row + rows - i);
         const auto at = [&](std::int64_t r) { return (i + r) * e.out + first_column; };
-        multiply(height, depth, b, columns, k > 0, [&](std::int64_t r) { return y + at(r); },
-                 [&](std::int64_t r) { return x + (i + r) * e.in + k; });
+        multiply(
+            height, depth, b, columns, k > 0, [&](std::int64_t r) { return sums + at(r); },
+            [&](std::int64_t r) { return x + (i + r) * e.in + k; });
         if (k + depth < e.in) continue;
         for (std::int64_t r = 0; r < height; ++r) {
-          finish_row(y + at(r), pre_activation == nullptr ? nullptr : pre_activation + at(r),
-                     bias == nullptr ? nullptr : bias + first_column, columns, activation);
+          finish_row(y + at(r), sums + at(r), bias == nullptr ? nullptr : bias + first_column, columns, activation);
         }
       }
     }
   };
-  for_each_block(e.rows, e.out, ResultBlocks::by_columns(e.rows, e.out), scratch, block);
+  for_each_block(e, e.rows, e.out, ResultBlocks::by_columns(e.rows, e.out), scratch, block);
 }
 
 void backward_data(const Extents& e, float* dx, const float* dy, const float* w, GemmScratch& scratch) {
   const auto block = [&](std::int64_t first_row, std::int64_t rows, std::int64_t first_column, std::int64_t columns) {
     for (std::int64_t k = 0; k < e.out; k += kDepth) {
       const std::int64_t depth = std::min(kDepth, e.out - k);
-      const PackedB b = pack_rows(scratch.packed(), depth, columns, [&](std::int64_t o) { return w + (k + o) * e.in + first_column; });
-      multiply(rows, depth, b, columns, k > 0, [&](std::int64_t r) { return dx + (first_row + r) * e.in + first_column; },
-               [&](std::int64_t r) { return dy + (first_row + r) * e.out + k; });
+      const PackedB b = pack_rows(scratch.packed(), depth, columns,
+                                  [&](std::int64_t o) { return w + (k + o) * e.in + first_column; });
+      multiply(
+          rows, depth, b, columns, k > 0, [&](std::int64_t r) { return dx + (first_row + r) * e.in + first_column; },
+          [&](std::int64_t r) { return dy + (first_row + r) * e.out + k; });
     }
   };
-  for_each_block(e.rows, e.in, ResultBlocks::by_columns(e.rows, e.in), scratch, block);
+  for_each_block(e, e.rows, e.in, ResultBlocks::by_columns(e.rows, e.in), scratch, block);
 }
 
-void backward_weight(const Extents& e, float* dw, const float* dy, const float* x, bool accumulate, GemmScratch& scratch) {
+void backward_weight(const Extents& e, float* dw, const float* dy, const float* x, bool accumulate,
+                     GemmScratch& scratch) {
   const auto block = [&](std::int64_t first_row, std::int64_t rows, std::int64_t first_column, std::int64_t columns) {
     for (std::int64_t k = 0; k < e.rows; k += kDepth) {
       const std::int64_t depth = std::min(kDepth, e.rows - k);
-      const PackedB b = pack_rows(scratch.packed(), depth, columns, [&](std::int64_t m) { return x + (k + m) * e.in + first_column; });
-      multiply_transposed(rows, depth, b, columns, accumulate || k > 0, scratch.copied(),
-                          [&](std::int64_t o) { return dw + (first_row + o) * e.in + first_column; },
-                          [&](std::int64_t m) { return dy + (k + m) * e.out + first_row; });
+      const PackedB b = pack_rows(scratch.packed(), depth, columns,
+                                  [&](std::int64_t m) { return x + (k + m) * e.in + first_column; });
+      multiply_transposed(
+          rows, depth, b, columns, accumulate || k > 0, scratch.copied(),
+          [&](std::int64_t o) { return dw + (first_row + o) * e.in + first_column; },
+          [&](std::int64_t m) { return dy + (k + m) * e.out + first_row; });
     }
   };
-  for_each_block(e.out, e.in, ResultBlocks::by_rows(e.out, e.in), scratch, block);
+  for_each_block(e, e.out, e.in, ResultBlocks::by_rows(e.out, e.in), scratch, block);
 }
 
 }  // namespace
 
-void CpuBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation) {
+void CpuBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias,
+                                Activation activation) {
   const Extents e = checked_extents(x, w, y);
   PDL_CHECK(!bias.defined() || bias.elements() == e.out, "bias ", bias.shape().to_string());
-  PDL_CHECK(!pre_activation.defined() || pre_activation.shape() == y.shape(), "pre-activation ", pre_activation.shape().to_string());
+  PDL_CHECK(!pre_activation.defined() || pre_activation.shape() == y.shape(), "pre-activation ",
+            pre_activation.shape().to_string());
   with_float_type(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    forward(e, y.data<T>(), pre_activation.defined() ? pre_activation.data<T>() : nullptr, x.data<T>(), w.data<T>(),
+    const bool keeps_sums = activation == Activation::gelu_tanh && pre_activation.defined();
+    forward(e, y.data<T>(), keeps_sums ? pre_activation.data<T>() : y.data<T>(), x.data<T>(), w.data<T>(),
             bias.defined() ? bias.data<T>() : nullptr, activation, *scratch_);
   });
 }

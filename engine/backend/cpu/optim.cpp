@@ -3,11 +3,14 @@
 // no bit.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 
 #include "engine/backend/cpu/cpu_backend.h"
 #include "engine/backend/cpu/loops.h"
 #include "engine/backend/cpu/segments.h"
+#include "engine/backend/cpu/square_root.h"
 
 namespace pdl {
 namespace {
@@ -49,6 +52,17 @@ struct SgdRule {
   T lr, momentum, decay, grad_scale;
 };
 
+// Adam and LAMB take a piece in runs of this many elements: square roots have a loop of their own, whose operands stay
+// in the first-level cache.
+constexpr std::size_t kMostRoots = 512;
+
+// Calls work(first, count) for the runs of [0, total).
+template <typename Work>
+void for_each_run(std::int64_t total, Work work) {
+  constexpr auto kRun = static_cast<std::int64_t>(kMostRoots);
+  for (std::int64_t first = 0; first < total; first += kRun) work(first, std::min(kRun, total - first));
+}
+
 // The moments that Adam and LAMB share.
 template <typename T>
 struct Moments {
@@ -85,14 +99,18 @@ struct AdamRule {
         epsilon(static_cast<T>(scalars.epsilon)) {}
 
   void apply(T* w, const T* grad, T* first, T* second, std::int64_t count) const {
+    std::array<T, kMostRoots> buffer;
+    T* const root = buffer.data();
 #pragma omp simd
     for (std::int64_t i = 0; i < count; ++i) {
       const T g = grad[i] * grad_scale + coupled * w[i];
-      const T m = moments.first(first[i], g);
-      const T v = moments.second(second[i], g);
-      first[i] = m;
-      second[i] = v;
-      w[i] = w[i] * kept - step_size * m / (std::sqrt(v) / root_correction + epsilon);
+      first[i] = moments.first(first[i], g);
+      root[i] = second[i] = moments.second(second[i], g);
+    }
+    square_roots(root, count);
+#pragma omp simd
+    for (std::int64_t i = 0; i < count; ++i) {
+      w[i] = w[i] * kept - step_size * first[i] / (root[i] / root_correction + epsilon);
     }
   }
 
@@ -112,14 +130,19 @@ struct LambRule {
 
   // `direction` may be `grad`.
   void apply(T* direction, const T* w, const T* grad, T* first, T* second, std::int64_t count) const {
+    std::array<T, kMostRoots> buffer;
+    T* const root = buffer.data();
 #pragma omp simd
     for (std::int64_t i = 0; i < count; ++i) {
       const T g = grad[i] * grad_scale;
-      const T m = moments.first(first[i], g);
-      const T v = moments.second(second[i], g);
-      first[i] = m;
-      second[i] = v;
-      direction[i] = (m / first_correction) / (std::sqrt(v / second_correction) + epsilon) + decay * w[i];
+      first[i] = moments.first(first[i], g);
+      second[i] = moments.second(second[i], g);
+      root[i] = second[i] / second_correction;
+    }
+    square_roots(root, count);
+#pragma omp simd
+    for (std::int64_t i = 0; i < count; ++i) {
+      direction[i] = (first[i] / first_correction) / (root[i] + epsilon) + decay * w[i];
     }
   }
 
@@ -179,8 +202,10 @@ void CpuBackend::adam_update(Tensor values, Tensor grads, Tensor first_moment, T
     T* const second = second_moment.data<T>();
     const AdamRule<T> rules[2] = {{scalars, correction, false}, {scalars, correction, true}};
     for_each_piece(segments, count, values.elements(), [&](const Piece& piece) {
-      const std::int64_t at = piece.first;
-      rules[piece.decay ? 1 : 0].apply(w + at, grad + at, first + at, second + at, piece.count);
+      for_each_run(piece.count, [&](std::int64_t start, std::int64_t n) {
+        const std::int64_t at = piece.first + start;
+        rules[piece.decay ? 1 : 0].apply(w + at, grad + at, first + at, second + at, n);
+      });
     });
   });
 }
@@ -207,9 +232,11 @@ void CpuBackend::lamb_direction(Tensor direction, Tensor norms, Tensor values, T
     reduce_pieces<SquaredNorms>(
         segments, count, values.elements(),
         [&](const Piece& piece) {
-          const std::int64_t at = piece.first;
-          rules[piece.decay ? 1 : 0].apply(out + at, w + at, grad + at, first + at, second + at, piece.count);
-          return SquaredNorms{squared_norm(w + at, piece.count), squared_norm(out + at, piece.count)};
+          for_each_run(piece.count, [&](std::int64_t start, std::int64_t n) {
+            const std::int64_t at = piece.first + start;
+            rules[piece.decay ? 1 : 0].apply(out + at, w + at, grad + at, first + at, second + at, n);
+          });
+          return SquaredNorms{squared_norm(w + piece.first, piece.count), squared_norm(out + piece.first, piece.count)};
         },
         [&](const Piece& piece, const SquaredNorms& partial) {
           sums[2 * piece.segment] += partial.weights;

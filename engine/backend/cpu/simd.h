@@ -1,6 +1,8 @@
 #pragma once
-// The widest float vector that this build may use, and its one fused operation. The rest is plain arithmetic on the type.
+// The widest float vector that this build may use, and its one fused operation. The rest is plain arithmetic on the
+// type.
 
+#include <cmath>
 #include <cstring>
 
 #if defined(__AVX__)
@@ -32,7 +34,14 @@ inline void store_vector(float* to, FloatVector v) { std::memcpy(to, &v, sizeof(
 /// All elements equal to `value`. (Subtracting zero changes no value, which adding zero does to -0.)
 inline FloatVector broadcast(float value) { return value - FloatVector{}; }
 
-/// a * b + c, rounded once where the hardware can.
+/// a * b + c, rounded once where the hardware can; loops over the scalar form become vector code.
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__)
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 inline FloatVector multiply_add(FloatVector a, FloatVector b, FloatVector c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);

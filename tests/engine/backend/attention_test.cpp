@@ -1,4 +1,5 @@
-// Attention against its formula with the whole matrix of weights, its gradient against finite differences, fp32 against fp64.
+// Attention against its formula with the whole matrix of weights, its gradient against finite differences, fp32 against
+// fp64.
 
 #include <cmath>
 #include <optional>
@@ -16,8 +17,9 @@ struct Case {
   double rate = 0.0;
 };
 // One token, odd numbers of everything, widths below and above a vector and a panel, more queries than a block holds.
-const Case kCases[] = {{1, 1, 1, 1},      {2, 7, 3, 5},   {1, 33, 1, 16},      {2, 33, 3, 20},      {1, 70, 2, 64},
-                       {1, 150, 1, 80},   {2, 7, 3, 5, 0.3}, {1, 1, 2, 8, 0.5}, {2, 33, 3, 20, 0.1}, {1, 130, 2, 64, 0.2}};
+const Case kCases[] = {{1, 1, 1, 1},        {2, 7, 3, 5},        {1, 33, 1, 16},    {2, 33, 3, 20},
+                       {1, 70, 2, 64},      {1, 150, 1, 80},     {2, 7, 3, 5, 0.3}, {1, 1, 2, 8, 0.5},
+                       {2, 33, 3, 20, 0.1}, {1, 130, 2, 64, 0.2}};
 constexpr double kFloatError = 3e-6;  // relative to the largest value
 
 /// All tensors of one call. Equal seeds give equal values in both types, up to rounding.
@@ -69,8 +71,9 @@ struct Attention {
 double dropout_scale(const Attention& call, std::int64_t b, std::int64_t a, std::int64_t query, std::int64_t key) {
   const DropoutKey dropout = call.key();
   const auto element = static_cast<std::uint32_t>(((Attention::kFirstHead + a) * call.of.t + query) * call.of.t + key);
-  const auto words = philox4x32({element / 4, static_cast<std::uint32_t>(dropout.sample_ids[b]), dropout.site, dropout.update},
-                                philox_key(dropout.seed, RandomUse::dropout));
+  const auto words =
+      philox4x32({element / 4, static_cast<std::uint32_t>(dropout.sample_ids[b]), dropout.site, dropout.update},
+                 philox_key(dropout.seed, RandomUse::dropout));
   return to_unit(words[element % 4]) >= dropout.rate ? 1.0 / (1.0 - dropout.rate) : 0.0;
 }
 
@@ -79,7 +82,8 @@ struct Expected {
 };
 Expected naive_attention(const Attention& call) {
   const auto [b_count, t_count, a_count, d_count, rate] = call.of;
-  Expected expected = {Values(static_cast<std::size_t>(call.y.elements())), Values(static_cast<std::size_t>(call.stats.elements()))};
+  Expected expected = {Values(static_cast<std::size_t>(call.y.elements())),
+                       Values(static_cast<std::size_t>(call.stats.elements()))};
   for (std::int64_t b = 0; b < b_count; ++b) {
     for (std::int64_t a = 0; a < a_count; ++a) {
       for (std::int64_t query = 0; query < t_count; ++query) {
@@ -87,7 +91,8 @@ Expected naive_attention(const Attention& call) {
         double sum = 0.0;
         for (std::int64_t key = 0; key <= query; ++key) {
           double score = 0.0;
-          for (std::int64_t d = 0; d < d_count; ++d) score += call.element(b, query, a, 0, d) * call.element(b, key, a, 1, d);
+          for (std::int64_t d = 0; d < d_count; ++d)
+            score += call.element(b, query, a, 0, d) * call.element(b, key, a, 1, d);
           weights.push_back(std::exp(score / std::sqrt(static_cast<double>(d_count))));
           sum += weights.back();
         }
@@ -106,7 +111,9 @@ Expected naive_attention(const Attention& call) {
   return expected;
 }
 
-std::string text(const Case& of) { return str("B ", of.b, ", T ", of.t, ", A ", of.a, ", D ", of.d, ", rate ", of.rate); }
+std::string text(const Case& of) {
+  return str("B ", of.b, ", T ", of.t, ", A ", of.a, ", D ", of.d, ", rate ", of.rate);
+}
 
 }  // namespace
 
@@ -204,11 +211,13 @@ TEST_CASE("a head's result does not depend on which rank computes it, dropout in
     Attention whole(*cpu.backend, dtype, of), part(*cpu.backend, dtype, half);
     cpu.backend->attention_forward(whole.y, whole.stats, whole.qkv, whole.key(), 0, whole.workspace);
     for (std::int64_t token = 0; token < of.b * of.t; ++token) {
-      for (std::int64_t i = 0; i < 2 * 3 * of.d; ++i) part.qkv.put(token * 2 * 3 * of.d + i, whole.qkv.get((token * 4 + 2) * 3 * of.d + i));
+      for (std::int64_t i = 0; i < 2 * 3 * of.d; ++i)
+        part.qkv.put(token * 2 * 3 * of.d + i, whole.qkv.get((token * 4 + 2) * 3 * of.d + i));
     }
     cpu.backend->attention_forward(part.y, part.stats, part.qkv, part.key(), 2, part.workspace);
     for (std::int64_t token = 0; token < of.b * of.t; ++token) {
-      for (std::int64_t i = 0; i < 2 * of.d; ++i) REQUIRE(part.y.get(token * 2 * of.d + i) == whole.y.get((token * 4 + 2) * of.d + i));
+      for (std::int64_t i = 0; i < 2 * of.d; ++i)
+        REQUIRE(part.y.get(token * 2 * of.d + i) == whole.y.get((token * 4 + 2) * of.d + i));
     }
   }
 }
@@ -216,6 +225,8 @@ TEST_CASE("a head's result does not depend on which rank computes it, dropout in
 TEST_CASE("attention refuses a workspace without room for one thread") {
   const CpuUnderTest cpu;
   Attention call(*cpu.backend, DType::fp32, {1, 16, 1, 8});
-  CHECK_THROWS_AS(cpu.backend->attention_forward(call.y, call.stats, call.qkv, call.key(), 0, call.workspace.tensor().range(0, 64)), Error);
+  CHECK_THROWS_AS(
+      cpu.backend->attention_forward(call.y, call.stats, call.qkv, call.key(), 0, call.workspace.tensor().range(0, 64)),
+      Error);
   CHECK_THROWS_AS(cpu.backend->attention_forward(call.y, call.stats, call.qkv, call.key(), 0, Tensor()), Error);
 }

@@ -1,4 +1,5 @@
-// Convolutions against the seven loops of their definition, their gradients against finite differences, fp32 against fp64.
+// Convolutions against the seven loops of their definition, their gradients against finite differences, fp32 against
+// fp64.
 
 #include <algorithm>
 #include <cmath>
@@ -16,8 +17,8 @@ struct Case {
   std::int64_t n, h, w, c, k;
   Conv2dGeometry geometry = {};
 };
-// Few channels and many, maps down to one pixel, strides, kernels of 1, 2 and 5, padding beyond the kernel's half, and sums over
-// more pixels and channels than one block takes.
+// Few channels and many, maps down to one pixel, strides, kernels of 1, 2 and 5, padding beyond the kernel's half, and
+// sums over more pixels and channels than one block takes.
 const Case kCases[] = {
     {2, 5, 7, 3, 5},
     {1, 1, 1, 1, 1},
@@ -31,11 +32,11 @@ const Case kCases[] = {
     {1, 7, 7, 20, 4, {5, 3, 2}},
     {2, 3, 3, 18, 5, {3, 1, 3}},
     {2, 3, 3, 4, 5, {3, 1, 3}},
-    {5, 8, 8, 64, 64},
-    {1, 20, 60, 40, 12},
-    {1, 20, 60, 4, 12},
+    {5, 6, 6, 64, 64},
+    {1, 20, 40, 20, 12},
+    {1, 20, 60, 4, 8},
     {1, 3, 600, 3, 4},
-    {2, 2, 2, 300, 520},
+    {1, 2, 2, 300, 520},
 };
 // Relative to the largest value: sums of up to 2700 products of numbers up to 1.
 constexpr double kFloatError = 3e-6;
@@ -52,10 +53,14 @@ struct Convolution {
         dx(dtype, x.tensor().shape()),
         dw(dtype, w.tensor().shape()),
         dbias(dtype, {of.k}),
-        workspace(DType::uint8, {std::max<std::int64_t>(1, backend.conv2d_workspace_bytes(x.tensor().shape(), w.tensor().shape(), geometry, dtype))}) {}
+        workspace(DType::uint8,
+                  {std::max<std::int64_t>(
+                      1, backend.conv2d_workspace_bytes(x.tensor().shape(), w.tensor().shape(), geometry, dtype))}) {}
 
   static Shape output_shape(const Case& of) {
-    const auto extent = [&](std::int64_t in) { return (in + 2 * of.geometry.padding - of.geometry.kernel) / of.geometry.stride + 1; };
+    const auto extent = [&](std::int64_t in) {
+      return (in + 2 * of.geometry.padding - of.geometry.kernel) / of.geometry.stride + 1;
+    };
     return {of.n, extent(of.h), extent(of.w), of.k};
   }
   void forward(Backend& backend, Activation activation = Activation::none, bool with_bias = true) {
@@ -70,7 +75,8 @@ struct Convolution {
     backend.conv2d_backward_weight(dw, dbias, dy, x, geometry, false, workspace);
   }
   bool guards_intact() const {
-    return y.guards_intact() && dx.guards_intact() && dw.guards_intact() && dbias.guards_intact() && workspace.guards_intact();
+    return y.guards_intact() && dx.guards_intact() && dw.guards_intact() && dbias.guards_intact() &&
+           workspace.guards_intact();
   }
 
   Conv2dGeometry geometry;
@@ -88,7 +94,8 @@ double naive_output(const Convolution& conv, std::int64_t n, std::int64_t p, std
       const std::int64_t column = q * conv.geometry.stride + s - conv.geometry.padding;
       if (row < 0 || row >= x[1] || column < 0 || column >= x[2]) continue;
       for (std::int64_t c = 0; c < x[3]; ++c) {
-        sum += conv.x.get(((n * x[1] + row) * x[2] + column) * x[3] + c) * conv.w.get(((k * size + r) * size + s) * x[3] + c);
+        sum += conv.x.get(((n * x[1] + row) * x[2] + column) * x[3] + c) *
+               conv.w.get(((k * size + r) * size + s) * x[3] + c);
       }
     }
   }
@@ -100,7 +107,8 @@ Values naive_forward(const Convolution& conv, Activation activation, bool with_b
   Values y;
   for (std::int64_t pixel = 0; pixel < shape[0] * shape[1] * shape[2]; ++pixel) {
     for (std::int64_t k = 0; k < shape[3]; ++k) {
-      const double sum = naive_output(conv, pixel / (shape[1] * shape[2]), pixel / shape[2] % shape[1], pixel % shape[2], k);
+      const double sum =
+          naive_output(conv, pixel / (shape[1] * shape[2]), pixel / shape[2] % shape[1], pixel % shape[2], k);
       const double value = with_bias ? sum + conv.bias.get(k) : sum;
       y.push_back(activation == Activation::relu ? std::max(0.0, value) : value);
     }
@@ -109,8 +117,8 @@ Values naive_forward(const Convolution& conv, Activation activation, bool with_b
 }
 
 std::string text(const Case& of) {
-  return str("x [", of.n, ", ", of.h, ", ", of.w, ", ", of.c, "], K ", of.k, ", kernel ", of.geometry.kernel, ", stride ",
-             of.geometry.stride, ", padding ", of.geometry.padding);
+  return str("x [", of.n, ", ", of.h, ", ", of.w, ", ", of.c, "], K ", of.k, ", kernel ", of.geometry.kernel,
+             ", stride ", of.geometry.stride, ", padding ", of.geometry.padding);
 }
 
 }  // namespace
@@ -134,7 +142,7 @@ TEST_CASE("conv2d forward is its definition, with or without bias and relu") {
 TEST_CASE("conv2d gradients agree with finite differences") {
   const CpuUnderTest cpu;
   for (const Case& of : kCases) {
-    if (of.n * of.h * of.w * of.c * of.k > 100000) continue;
+    if (of.n * of.h * of.w * of.c * of.k > 40000) continue;
     INFO(text(of));
     Convolution conv(*cpu.backend, DType::fp64, of);
     conv.backward(*cpu.backend);
@@ -208,10 +216,11 @@ TEST_CASE("convolutions give the same bits on any number of threads") {
 TEST_CASE("an image's result does not depend on the batch that it stands in") {
   const CpuUnderTest cpu;
   for (const DType dtype : {DType::fp64, DType::fp32}) {
-    Convolution whole(*cpu.backend, dtype, {5, 8, 8, 64, 64}), one(*cpu.backend, dtype, {1, 8, 8, 64, 64});
+    Convolution whole(*cpu.backend, dtype, {5, 6, 6, 64, 64}), one(*cpu.backend, dtype, {1, 6, 6, 64, 64});
     whole.forward(*cpu.backend);
     whole.backward(*cpu.backend);
-    cpu.backend->conv2d_forward(one.y, whole.x.tensor().rows(3, 1), whole.w, whole.bias, {}, Activation::none, one.workspace);
+    cpu.backend->conv2d_forward(one.y, whole.x.tensor().rows(3, 1), whole.w, whole.bias, {}, Activation::none,
+                                one.workspace);
     cpu.backend->conv2d_backward_data(one.dx, whole.dy.tensor().rows(3, 1), whole.w, {}, one.workspace);
     CHECK(same_bits(one.y, whole.y.tensor().rows(3, 1)));
     CHECK(same_bits(one.dx, whole.dx.tensor().rows(3, 1)));
@@ -222,8 +231,11 @@ TEST_CASE("a convolution refuses what does not fit, and a workspace that is too 
   const CpuUnderTest cpu;
   Convolution conv(*cpu.backend, DType::fp32, {2, 5, 7, 20, 5});
   const OwnedTensor small(DType::fp32, {2, 4, 7, 5});
-  CHECK_THROWS_AS(cpu.backend->conv2d_forward(small, conv.x, conv.w, conv.bias, {}, Activation::none, conv.workspace), Error);
-  CHECK_THROWS_AS(cpu.backend->conv2d_forward(conv.y, conv.x, conv.w, conv.bias, {5, 1, 2}, Activation::none, conv.workspace), Error);
+  CHECK_THROWS_AS(cpu.backend->conv2d_forward(small, conv.x, conv.w, conv.bias, {}, Activation::none, conv.workspace),
+                  Error);
+  CHECK_THROWS_AS(
+      cpu.backend->conv2d_forward(conv.y, conv.x, conv.w, conv.bias, {5, 1, 2}, Activation::none, conv.workspace),
+      Error);
   const Tensor less = conv.workspace.tensor().range(0, conv.workspace.elements() - 1);
   CHECK_THROWS_AS(cpu.backend->conv2d_forward(conv.y, conv.x, conv.w, conv.bias, {}, Activation::none, less), Error);
   CHECK_THROWS_AS(cpu.backend->conv2d_workspace_bytes({2, 2, 2, 4}, {4, 5, 5, 4}, {5, 1, 0}, DType::fp32), Error);

@@ -17,7 +17,8 @@ struct Extents {
   std::int64_t rows, in, out;
 };
 // Odd ones, ones around the sizes of tiles, vectors and blocks, and a long sum.
-const Extents kExtents[] = {{1, 1, 1}, {1, 5, 3}, {3, 17, 65}, {17, 33, 64}, {6, 64, 48}, {7, 300, 31}, {97, 257, 100}, {13, 40, 530}, {600, 19, 9}};
+const Extents kExtents[] = {{1, 1, 1},    {1, 5, 3},      {3, 17, 65},   {17, 33, 64}, {6, 64, 48},
+                            {7, 300, 31}, {97, 257, 100}, {13, 40, 530}, {600, 19, 9}};
 constexpr Activation kActivations[] = {Activation::none, Activation::relu, Activation::gelu_tanh};
 
 // fp32 results are within this of fp64 ones, relative to the largest: sums of up to 600 products of numbers up to 1.
@@ -47,7 +48,8 @@ struct Layer {
     backend.linear_backward_weight(dw, dbias, dy, x, false);
   }
   bool guards_intact() const {
-    return y.guards_intact() && pre_activation.guards_intact() && dx.guards_intact() && dw.guards_intact() && dbias.guards_intact();
+    return y.guards_intact() && pre_activation.guards_intact() && dx.guards_intact() && dw.guards_intact() &&
+           dbias.guards_intact();
   }
 
   OwnedTensor x, w, bias, dy, y, pre_activation, dx, dw, dbias;

@@ -45,7 +45,8 @@ TEST_CASE("this machine has a name and some memory") {
 TEST_CASE("the processor's name") {
   const FakeRoot root;
   CHECK(!cpu_name(root.path()).empty());
-  root.write("proc/cpuinfo", "processor\t: 0\nmodel name\t: Some Chip @ 2 GHz\n\nprocessor\t: 1\nmodel name\t: Other\n");
+  root.write("proc/cpuinfo",
+             "processor\t: 0\nmodel name\t: Some Chip @ 2 GHz\n\nprocessor\t: 1\nmodel name\t: Other\n");
   CHECK(cpu_name(root.path()) == "Some Chip @ 2 GHz");
 }
 

@@ -25,7 +25,8 @@ class PretendedGroup final : public Communicator {
   Work reduce_scatter(Tensor, Tensor, ReduceOp, Stream&) override { return work(); }
   Work reduce(Tensor, Tensor, ReduceOp, int, Stream&) override { return work(); }
   Work broadcast(Tensor, int, Stream&) override { return work(); }
-  Work all_to_all(Tensor, const std::vector<std::int64_t>&, Tensor, const std::vector<std::int64_t>&, Stream&) override {
+  Work all_to_all(Tensor, const std::vector<std::int64_t>&, Tensor, const std::vector<std::int64_t>&,
+                  Stream&) override {
     return work();
   }
   Work send(Tensor, int, int, Stream&) override { return work(); }
@@ -142,9 +143,7 @@ TEST_CASE("operations in flight may outlive the communicator, and their times go
   Fixture f;
   auto group = f.group(0, 2);
   Work first = group->send(f.floats(4), 1, 0, f.stream);
-  {
-    Work dropped = group->send(f.floats(4), 1, 1, f.stream);
-  }
+  { Work dropped = group->send(f.floats(4), 1, 1, f.stream); }
   group->progress();
   CHECK(f.ledger.take().at("dp.send").calls == 2);
   group.reset();

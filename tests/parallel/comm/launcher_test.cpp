@@ -26,7 +26,8 @@ TEST_CASE("launchers are known by their variables") {
   CHECK(launcher_in({}).name == "none");
   CHECK(launcher_in({{"PMI_SIZE", "4"}, {"PMI_RANK", "1"}, {"MPI_LOCALRANKID", "1"}}).name == "hydra");
   CHECK(launcher_in({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "0"}}).name == "openmpi");
-  CHECK(launcher_in({{"OMPI_COMM_WORLD_SIZE", "4"}, {"JSM_NAMESPACE_RANK", "0"}, {"JSM_NAMESPACE_SIZE", "4"}}).name == "jsrun");
+  CHECK(launcher_in({{"OMPI_COMM_WORLD_SIZE", "4"}, {"JSM_NAMESPACE_RANK", "0"}, {"JSM_NAMESPACE_SIZE", "4"}}).name ==
+        "jsrun");
   CHECK(launcher_in({{"PALS_RANKID", "0"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}).name == "pals");
   CHECK(launcher_in({{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "4"}}).name == "flux");
   CHECK(launcher_in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"PMI_SIZE", "4"}}).name == "slurm");
@@ -43,14 +44,13 @@ TEST_CASE("a launcher inside an allocation goes before the allocation") {
 }
 
 TEST_CASE("a lone rank under a launcher of several is refused, with both numbers and the cure") {
-  const std::map<std::string, Environment> wrong = {
-      {"SLURM_NTASKS", {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "1"}}},
-      {"PMI_SIZE", {{"PMI_SIZE", "4"}}},
-      {"OMPI_COMM_WORLD_SIZE", {{"OMPI_COMM_WORLD_SIZE", "4"}}},
-      {"PALS_SIZE", {{"PALS_RANKID", "2"}, {"PALS_SIZE", "4"}}},
-      {"FLUX_JOB_SIZE", {{"FLUX_JOB_SIZE", "4"}}},
-      {"WORLD_SIZE", {{"WORLD_SIZE", "4"}}},
-      {"JSM_NAMESPACE_SIZE", {{"JSM_NAMESPACE_SIZE", "4"}}}};
+  const std::map<std::string, Environment> wrong = {{"SLURM_NTASKS", {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "1"}}},
+                                                    {"PMI_SIZE", {{"PMI_SIZE", "4"}}},
+                                                    {"OMPI_COMM_WORLD_SIZE", {{"OMPI_COMM_WORLD_SIZE", "4"}}},
+                                                    {"PALS_SIZE", {{"PALS_RANKID", "2"}, {"PALS_SIZE", "4"}}},
+                                                    {"FLUX_JOB_SIZE", {{"FLUX_JOB_SIZE", "4"}}},
+                                                    {"WORLD_SIZE", {{"WORLD_SIZE", "4"}}},
+                                                    {"JSM_NAMESPACE_SIZE", {{"JSM_NAMESPACE_SIZE", "4"}}}};
   for (const auto& [variable, environment] : wrong) {
     const Launcher launcher = launcher_in(environment);
     try {

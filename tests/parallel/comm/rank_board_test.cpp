@@ -40,9 +40,11 @@ const CallRecord kBroadcast{.call = CommCall::broadcast, .dtype = DType::fp32, .
 
 TEST_CASE("calls in words") {
   CHECK(describe(kAllReduce) == "all_reduce of 64 fp32");
-  CHECK(describe({.call = CommCall::all_reduce, .dtype = DType::int64, .op = ReduceOp::max, .count = 1}) == "all_reduce (max) of 1 int64");
+  CHECK(describe({.call = CommCall::all_reduce, .dtype = DType::int64, .op = ReduceOp::max, .count = 1}) ==
+        "all_reduce (max) of 1 int64");
   CHECK(describe(kBroadcast) == "broadcast of 32 fp32 from rank 1");
-  CHECK(describe({.call = CommCall::send, .dtype = DType::bf16, .root = 2, .count = 8, .tag = 3}) == "send of 8 bf16 to rank 2");
+  CHECK(describe({.call = CommCall::send, .dtype = DType::bf16, .root = 2, .count = 8, .tag = 3}) ==
+        "send of 8 bf16 to rank 2");
   CHECK(describe({.call = CommCall::all_to_all, .dtype = DType::fp64}) == "all_to_all of fp64");
   CHECK(describe({.call = CommCall::barrier}) == "barrier");
 }
@@ -52,7 +54,8 @@ TEST_CASE("a ring keeps the last 64 calls") {
   ring->reset();
   CallRing::Entry entry;
   CHECK(!ring->find(1, entry));
-  for (int i = 1; i <= 100; ++i) CHECK(ring->publish({.call = CommCall::broadcast, .dtype = DType::fp16, .root = 0, .count = i}) == i);
+  for (int i = 1; i <= 100; ++i)
+    CHECK(ring->publish({.call = CommCall::broadcast, .dtype = DType::fp16, .root = 0, .count = i}) == i);
   CHECK(ring->last() == 100);
   CHECK(!ring->find(36, entry));
   CHECK(!ring->find(101, entry));
@@ -69,7 +72,9 @@ TEST_CASE("calls that differ are told apart, the lower rank first") {
   CHECK(host.groups[1]->difference(1, "axis dp").empty());
   CHECK(host.groups[0]->publish(kAllReduce) == 1);
   const std::string text = host.groups[0]->difference(1, "axis dp");
-  CHECK(text == "rank 4 called all_reduce of 64 fp32 (operation 1 of axis dp) while rank 5 called broadcast of 32 fp32 from rank 5");
+  CHECK(text ==
+        "rank 4 called all_reduce of 64 fp32 (operation 1 of axis dp) while rank 5 called broadcast of 32 fp32 from "
+        "rank 5");
   CHECK(host.groups[1]->difference(1, "axis dp") == text);
   CHECK(host.groups[2]->publish(kAllReduce) == 1);
   CHECK_THAT(host.groups[2]->difference(1, "axis dp"), StartsWith("rank 5 called broadcast"));
@@ -81,7 +86,8 @@ TEST_CASE("a peer that has not come so far is compared at its last call") {
   host.groups[0]->publish(kAllReduce);
   CHECK(host.groups[0]->difference(2, "axis dp").empty());
   host.groups[1]->publish(kAllReduce);
-  CHECK_THAT(host.groups[0]->difference(2, "axis dp"), StartsWith("rank 4 called broadcast of 32 fp32 from rank 5 (operation 1 of"));
+  CHECK_THAT(host.groups[0]->difference(2, "axis dp"),
+             StartsWith("rank 4 called broadcast of 32 fp32 from rank 5 (operation 1 of"));
 }
 
 TEST_CASE("operation, type, count, root and reduction are compared, tags are not") {
@@ -121,12 +127,15 @@ TEST_CASE("who is late, and what is known of it") {
   for (int i = 0; i < 2; ++i) host.groups[0]->publish(kAllReduce);
   const std::string text = host.groups[0]->late_members(2, 100.0);
   CHECK(text ==
-        "rank 5 has not arrived (its last operation is 1, all_reduce of 64 fp32; it waits for recv of 8 fp32; it announced "
-        "\"step 3, backward\"); rank 6 has not arrived (no operation yet); 1 ranks on other hosts cannot be seen from here");
+        "rank 5 has not arrived (its last operation is 1, all_reduce of 64 fp32; it waits for recv of 8 fp32; it "
+        "announced "
+        "\"step 3, backward\"); rank 6 has not arrived (no operation yet); 1 ranks on other hosts cannot be seen from "
+        "here");
   for (int i = 0; i < 2; ++i) host.groups[2]->publish(kAllReduce);
   host.groups[1]->publish(kAllReduce);
   CHECK_THAT(host.groups[0]->late_members(2, 100.0), StartsWith("all ranks of this host have arrived; 1 ranks"));
-  CHECK_THAT(host.groups[0]->late_members(2, 0.0), ContainsSubstring("rank 6 has arrived but has been silent for 0.0 s"));
+  CHECK_THAT(host.groups[0]->late_members(2, 0.0),
+             ContainsSubstring("rank 6 has arrived but has been silent for 0.0 s"));
   CHECK(host.groups[0]->describe_member(3) == "on another host");
 }
 

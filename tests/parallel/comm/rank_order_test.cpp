@@ -29,7 +29,8 @@ TEST_CASE("sums are formed in rank order") {
 }
 
 TEST_CASE("integers, maxima and minima") {
-  CHECK(reduced<std::int64_t>({{1ll << 60}, {3}}, DType::int64, ReduceOp::sum) == std::vector<std::int64_t>{(1ll << 60) + 3});
+  CHECK(reduced<std::int64_t>({{1ll << 60}, {3}}, DType::int64, ReduceOp::sum) ==
+        std::vector<std::int64_t>{(1ll << 60) + 3});
   CHECK(reduced<std::int32_t>({{-4, 9}, {5, -7}}, DType::int32, ReduceOp::max) == std::vector<std::int32_t>{5, 9});
   CHECK(reduced<std::uint8_t>({{200, 3}, {100, 4}}, DType::uint8, ReduceOp::min) == std::vector<std::uint8_t>{100, 3});
 }
@@ -49,7 +50,8 @@ TEST_CASE("the result may replace a contribution, over many blocks") {
     first[i] = static_cast<float>(i);
     second[i] = 0.5f;
   }
-  reduce_in_rank_order(second.data(), {first.data(), second.data()}, static_cast<std::int64_t>(count), DType::fp32, ReduceOp::sum);
+  reduce_in_rank_order(second.data(), {first.data(), second.data()}, static_cast<std::int64_t>(count), DType::fp32,
+                       ReduceOp::sum);
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < count; ++i) wrong += second[i] != static_cast<float>(i) + 0.5f;
   CHECK(wrong == 0);
@@ -59,8 +61,10 @@ TEST_CASE("16-bit floats survive the way to fp32 and back") {
   for (unsigned bits = 0; bits < 65536; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
     const float wide = fp16_to_fp32(half), brain = bf16_to_fp32(half);
-    if (std::isnan(wide) ? !std::isnan(fp16_to_fp32(fp32_to_fp16(wide))) : fp32_to_fp16(wide) != half) FAIL("fp16 " << bits);
-    if (std::isnan(brain) ? !std::isnan(bf16_to_fp32(fp32_to_bf16(brain))) : fp32_to_bf16(brain) != half) FAIL("bf16 " << bits);
+    if (std::isnan(wide) ? !std::isnan(fp16_to_fp32(fp32_to_fp16(wide))) : fp32_to_fp16(wide) != half)
+      FAIL("fp16 " << bits);
+    if (std::isnan(brain) ? !std::isnan(bf16_to_fp32(fp32_to_bf16(brain))) : fp32_to_bf16(brain) != half)
+      FAIL("bf16 " << bits);
   }
   CHECK(fp16_to_fp32(0x3c00) == 1.0f);
   CHECK(fp16_to_fp32(0x7bff) == 65504.0f);
@@ -84,6 +88,8 @@ TEST_CASE("16-bit floats round to the nearest, ties to even") {
 
 TEST_CASE("16-bit sums are formed in fp32 and rounded once") {
   // 256 + 1 is 256 in bf16, but 256 + 1 + 1 in fp32 rounds to 258.
-  CHECK(reduced<std::uint16_t>({{0x4380}, {0x3f80}, {0x3f80}}, DType::bf16, ReduceOp::sum) == std::vector<std::uint16_t>{0x4381});
-  CHECK(reduced<std::uint16_t>({{0x6800}, {0x3c00}, {0x3c00}}, DType::fp16, ReduceOp::sum) == std::vector<std::uint16_t>{0x6801});
+  CHECK(reduced<std::uint16_t>({{0x4380}, {0x3f80}, {0x3f80}}, DType::bf16, ReduceOp::sum) ==
+        std::vector<std::uint16_t>{0x4381});
+  CHECK(reduced<std::uint16_t>({{0x6800}, {0x3c00}, {0x3c00}}, DType::fp16, ReduceOp::sum) ==
+        std::vector<std::uint16_t>{0x6801});
 }
