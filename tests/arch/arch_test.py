@@ -573,7 +573,7 @@ class Rules(unittest.TestCase):
 
     def test_external(self):
         for path, header in (("engine/nn/a.cpp", "cuda_runtime.h"), ("engine/device/device.h", "cublasLt.h"),
-                             ("engine/nn/a.h", "mpi.h"), ("parallel/sync/a.h", "nccl.h"), ("cli/report.cpp", "nlohmann/json.hpp"),
+                             ("engine/nn/a.h", "mpi.h"), ("parallel/sync/a.h", "nccl.h"), ("workloads/report.cpp", "nlohmann/json.hpp"),
                              ("cli/main.cpp", "CLI/CLI.hpp"), ("engine/base/a.h", "catch2/catch.hpp"),
                              ("engine/backend/cpu/linear.cpp", "dnnl.hpp"), ("engine/base/a.cpp", "zlib.h"),
                              ("cli/config.cpp", "pcre2.h"), ("parallel/sync/a.cpp", "omp.h"), ("engine/nn/a.h", "boost/any.hpp"),

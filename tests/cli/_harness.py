@@ -86,8 +86,10 @@ class Case(unittest.TestCase):
         deadline = time.monotonic() + seconds
         path = os.path.join(self.path(out), "epochs.jsonl")
         while time.monotonic() < deadline:
-            if os.path.exists(path) and open(path).read().count("\n") >= count:
-                return
+            if os.path.exists(path):
+                with open(path) as file:
+                    if file.read().count("\n") >= count:
+                        return
             if process.poll() is not None:
                 self.fail("ended early: " + process.stderr.read())
             time.sleep(0.05)
@@ -126,4 +128,5 @@ def main():
     parser.add_argument("--binary", required=True)
     parser.add_argument("--launcher", required=True, help="command before the number of ranks, for instance 'mpiexec -n'")
     ARGS, rest = parser.parse_known_args()
+    ARGS.binary = os.path.abspath(ARGS.binary)
     unittest.main(module="__main__", argv=[sys.argv[0], *rest])

@@ -19,7 +19,8 @@ class Failure(Case):
         return process, pids
 
     def assert_records_intact(self):
-        lines = open(self.path("out/epochs.jsonl")).read().split("\n")
+        with open(self.path("out/epochs.jsonl")) as file:
+            lines = file.read().split("\n")
         for line in lines[:-1]:
             json.loads(line)
         self.assertGreaterEqual(len(lines) - 1, 2)
@@ -63,7 +64,9 @@ class Failure(Case):
         self.assert_records_intact()
 
     def test_divergence(self):
-        done = self.train(tiny(training__optimizer={"name": "sgd", "lr": 1e30}), ranks=2)
+        vgg = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "data": "synthetic-learnable",
+               "classes": 4, "train_samples": 96, "validation_samples": 24}
+        done = self.train(tiny(workload=vgg, training__optimizer={"name": "sgd", "lr": 1e6}), ranks=2)
         self.assert_fails(done, 7, "stopped being finite", "RESULT INVALID reason=numeric")
         self.assertEqual(self.run_json()["status"], "diverged")
 

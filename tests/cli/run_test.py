@@ -71,7 +71,8 @@ class Run(Case):
 
     def test_steps_csv_on_request(self):
         self.assertEqual(self.train(tiny(measure__raw_steps=True, training__epochs=1)).returncode, 0)
-        self.assertEqual(len(open(self.path("out/steps.csv")).read().splitlines()), 1 + 8)
+        with open(self.path("out/steps.csv")) as file:
+            self.assertEqual(len(file.readlines()), 1 + 8)
 
     def test_json_output_is_only_json(self):
         for arguments in (["list", "--json"], ["info", "--json"], ["plan", self.write(tiny()), "--ranks", "4", "--json"]):
@@ -90,8 +91,7 @@ class Run(Case):
         process = self.start("run", self.write(tiny()), "--out", self.path("out"), ranks=2)
         process.stdout.close()
         self.assertIn(process.wait(timeout=60), (0, 141, -13))
-        for line in open(self.path("out/epochs.jsonl")):
-            json.loads(line)
+        self.epochs()
 
 
 class Verify(Case):

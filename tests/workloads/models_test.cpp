@@ -141,6 +141,21 @@ TEST_CASE("VGG starts as in torchvision") {
   }
 }
 
+TEST_CASE("the narrow classifier of small images starts as PyTorch's linear layers do") {
+  for (const auto& layer : layers_of(R"({"model": "vgg16", "image_size": 64})", 10)) {
+    if (!layer->name().starts_with("classifier")) continue;
+    for (const ParamSpec& spec : layer->param_specs()) {
+      INFO(spec.name);
+      if (spec.global_shape.rank() == 1) {
+        CHECK(spec.init.kind == InitRule::Kind::zeros);
+      } else {
+        CHECK(spec.init.kind == InitRule::Kind::uniform);
+        CHECK(spec.init.scale == Approx(1.0 / std::sqrt(static_cast<double>(spec.global_shape[1]))));
+      }
+    }
+  }
+}
+
 TEST_CASE("VGG adapts its classifier to the image") {
   const auto map_before_flatten = [](const std::string& json, std::int64_t size) {
     const LayerList layers = layers_of(json, 10);
