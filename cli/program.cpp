@@ -88,6 +88,11 @@ int run_program(const Args& args, int argc, char** argv) {
     return code;
   }
   code = guarded([&] { return run_together(*world, args); }, failure);
+  if (!failure && code == static_cast<int>(ExitCode::interrupted) && world->info().size > 1) {
+    // A launcher that was itself told to stop does not always pass the ranks' code on; an abort's it does.
+    world->barrier();
+    world->abort(ExitCode::interrupted);
+  }
   if (!failure) return code;
   // What one rank meets, others often meet too, and the rest wait for it in vain: the first to fail speaks for all.
   const bool first = world->claim_first_failure(failure->code, failure->message);

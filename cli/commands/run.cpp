@@ -41,6 +41,7 @@ class Run {
  private:
   void start();
   void announce_start(const Prediction& prediction) const;
+  void check_memory(const Prediction& prediction) const;
   void train();
   void finish_epoch(const EpochPlan& plan, const PassResult& trained);
   PassResult evaluate(std::int64_t& eval_steps, std::int64_t& full_eval_steps);
@@ -84,6 +85,7 @@ void Run::start() {
     writer_->begin(facts);
     announce_start(prediction);
   }
+  check_memory(prediction);
   world_.announce("setting up");
   experiment_->engine->prepare();
   if (args_.resume) load_checkpoint(world_, *experiment_->device, *experiment_->engine, directory_, identity_);
@@ -101,6 +103,18 @@ void Run::announce_start(const Prediction& prediction) const {
   if (unigram > 0.0) std::fprintf(stderr, "unigram perplexity of the validation split: %.2f\n", unigram);
   std::fprintf(stderr, "memory of a rank, predicted: %s; records in %s\n", format_bytes(prediction.memory.total()).c_str(), directory_.c_str());
   for (const std::string& warning : prediction.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+}
+
+/// Before any memory is taken: what will not fit is refused with the table and the cheapest ways out.
+void Run::check_memory(const Prediction& prediction) const {
+  const std::int64_t limit = experiment_->device->memory_limit_bytes();
+  const std::int64_t available = limit > 0 ? limit : experiment_->device->info().memory_bytes / world_.info().local_size;
+  if (available <= 0 || prediction.memory.total() <= available) return;
+  throw Error(str("a rank needs ", format_bytes(prediction.memory.total()), " and has ", format_bytes(available), "\n",
+                  memory_table(prediction.memory, nullptr),
+                  "  cheapest ways out: a smaller training.micro_batch_size (activations), an engine that shards or shares memory, "
+                  "more ranks, a smaller model"),
+              ExitCode::out_of_memory);
 }
 
 void Run::train() {

@@ -102,10 +102,10 @@ Tensor ParamStore::view(const Tensor& flat, int index) const {
   return flat.range(param.offset, param.count).view(param.spec.shape());
 }
 
-std::vector<UpdateSegment> ParamStore::segments() const {
+std::vector<UpdateSegment> ParamStore::segments(bool all_decay) const {
   std::vector<UpdateSegment> segments;
   for (const Param& param : params_)
-    segments.push_back({.offset = param.offset, .count = param.count, .decay = param.spec.decay});
+    segments.push_back({.offset = param.offset, .count = param.count, .decay = all_decay || param.spec.decay});
   return segments;
 }
 

@@ -77,8 +77,9 @@ class ParamStore {
   /// Value and gradient of params()[index], in the parameter's shape; `values`/`grads` may be another flat range of equal layout.
   Tensor view(const Tensor& flat, int index) const;
 
-  /// One segment per parameter, in layout order: what norms and optimizer updates run over.
-  std::vector<UpdateSegment> segments() const;
+  /// One segment per parameter, in layout order: what norms and optimizer updates run over. All decay, or only those whose
+  /// spec does.
+  std::vector<UpdateSegment> segments(bool all_decay) const;
 
  private:
   std::vector<Param> params_;

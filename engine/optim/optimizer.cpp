@@ -93,7 +93,9 @@ OptimizerOptions read_optimizer_options(const ConfigReader& reader) {
   if (name_is_known) refuse_foreign_keys(reader, rule);
   options.weight_decay =
       reader.get("weight_decay", rule.weight_decay,
-                 "L2 decay of weight matrices and convolutions; biases and norms are spared", {0, 1e6});
+                 "L2 decay, of all parameters unless decay_biases_and_norms is false", {0, 1e6});
+  options.decay_biases_and_norms = reader.get("decay_biases_and_norms", options.decay_biases_and_norms,
+                                              "weight decay also on biases and norms, as PyTorch's optimizers do");
   options.clip_grad_norm =
       reader.get("clip_grad_norm", 0.0, "largest norm of all gradients together; 0: no clipping", {0, 1e12});
   return options;

@@ -22,6 +22,7 @@ struct OptimizerOptions {
   bool nesterov = false;                              ///< sgd, with momentum
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< adam, adamw, lamb
   double weight_decay = 0.0;  ///< sgd, adam: added to the gradient; adamw: off the weights; lamb: part of the direction
+  bool decay_biases_and_norms = true;  ///< false spares parameters whose spec says so
   double clip_grad_norm = 0.0;  ///< 0: no clipping; else gradients are scaled by min(1, clip / (norm + 1e-6))
 };
 

@@ -23,7 +23,7 @@ Replica::Replica(const EngineContext& context, DataParallelPlace place, const La
       micro_batch_(local_micro_batch(context.training, place.size)),
       stage_(layers_, 0, static_cast<int>(layers_.size()), context.model.sample_input, micro_batch_, context.training.dtype,
              context.backend),
-      segments_(store_.segments()) {}
+      segments_(store_.segments(context.training.optimizer.decay_biases_and_norms)) {}
 
 void Replica::prepare() {
   Device& device = context_.device;

@@ -154,7 +154,8 @@ class Agreement(unittest.TestCase):
 
     def check_losses(self, ours, theirs):
         self.assertEqual(len(ours), STEPS)
-        self.assertGreater(abs(ours[0] - ours[-1]), 1e-3 * ours[0], "training changed nothing")
+        self.assertGreater(abs(ours[0] - ours[-1]), 1e-3 * abs(theirs[0] - theirs[-1]), "training changed nothing")
+        self.assertGreater(np.ptp(theirs), 20 * 1e-4 * theirs[0], "training changes too little for the comparison to tell")
         for a, b in zip(ours, theirs):
             self.assertLess(abs(a - b) / abs(b), 1e-4)
 
@@ -165,15 +166,15 @@ class Agreement(unittest.TestCase):
         self.check_first_step(VGG, vgg_logits)
 
     def test_sgd_momentum_losses(self):
-        for config, forward, lr in ((GPT2, gpt2_logits, 0.05), (VGG, vgg_logits, 0.01)):
+        for config, forward, lr in ((GPT2, gpt2_logits, 0.05), (VGG, vgg_logits, 0.05)):
             arrays = dump(config, [f"training.optimizer.lr={lr}", "training.optimizer.momentum=0.9", "training.optimizer.weight_decay=0.01"])
             theirs = self.torch_losses(arrays, forward, lambda p: torch.optim.SGD(p, lr=lr, momentum=0.9, weight_decay=0.01))
             self.check_losses(arrays["losses"], theirs)
 
     def test_adamw_losses(self):
         for config, forward in ((GPT2, gpt2_logits), (VGG, vgg_logits)):
-            arrays = dump(config, ["training.optimizer.name=adamw", "training.optimizer.lr=0.0005", "training.optimizer.weight_decay=0.01"])
-            theirs = self.torch_losses(arrays, forward, lambda p: torch.optim.AdamW(p, lr=0.0005, weight_decay=0.01))
+            arrays = dump(config, ["training.optimizer.name=adamw", "training.optimizer.lr=0.001", "training.optimizer.weight_decay=0.01"])
+            theirs = self.torch_losses(arrays, forward, lambda p: torch.optim.AdamW(p, lr=0.001, weight_decay=0.01))
             self.check_losses(arrays["losses"], theirs)
 
     def test_lamb_losses_against_numpy(self):
@@ -189,7 +190,6 @@ class Agreement(unittest.TestCase):
             losses.append(loss.item())
             for name, value in w.items():
                 numbers = value.detach().numpy()
-                # Biases and norms are spared from decay only when the recipe says so; the default decays everything.
                 lamb_update(numbers, value.grad.numpy(), *moments[name], t=step + 1, lr=0.01, decay=0.01)
                 value.grad = None
         for a, b in zip(arrays["losses"], losses):

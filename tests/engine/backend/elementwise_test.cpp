@@ -96,9 +96,9 @@ TEST_CASE("relu's gradient passes where the output is positive") {
       Values expected = dy.values();
       for (std::int64_t i = 0; i < n; ++i) expected[static_cast<std::size_t>(i)] *= y.get(i) > 0.0 ? 1.0 : 0.0;
       cpu.backend->activation_backward(dx, dy, y, Activation::relu);
-      CHECK(dx.values() == expected);
+      CHECK((dx.values() == expected));
       cpu.backend->activation_backward(dy, dy, y, Activation::relu);
-      CHECK(dy.values() == expected);
+      CHECK((dy.values() == expected));
       CHECK((dx.guards_intact() && dy.guards_intact()));
     }
   }
@@ -146,16 +146,16 @@ TEST_CASE("dropout keeps the promised fraction, differently for each sample, sit
     const DropoutKey key = samples.key(rate);
     const Values mask = mask_of(*cpu.backend, key, DType::fp64, shape);
     const double mean = std::accumulate(mask.begin(), mask.end(), 0.0) / static_cast<double>(mask.size());
-    CHECK(mean == Approx(1.0).margin(5.0 * std::sqrt(rate / (1.0 - rate) / static_cast<double>(mask.size()))));
+    CHECK((mean == Approx(1.0).margin(5.0 * std::sqrt(rate / (1.0 - rate) / static_cast<double>(mask.size())))));
 
     DropoutKey other_site = key, other_update = key, other_seed = key;
     other_site.site += 1;
     other_update.update += 1;
     other_seed.seed += std::uint64_t{1} << 40;
-    CHECK(mask != mask_of(*cpu.backend, other_site, DType::fp64, shape));
-    CHECK(mask != mask_of(*cpu.backend, other_update, DType::fp64, shape));
-    CHECK(mask != mask_of(*cpu.backend, other_seed, DType::fp64, shape));
-    CHECK(Values(mask.begin(), mask.begin() + 50000) != Values(mask.begin() + 50000, mask.end()));
+    CHECK((mask != mask_of(*cpu.backend, other_site, DType::fp64, shape)));
+    CHECK((mask != mask_of(*cpu.backend, other_update, DType::fp64, shape)));
+    CHECK((mask != mask_of(*cpu.backend, other_seed, DType::fp64, shape)));
+    CHECK((Values(mask.begin(), mask.begin() + 50000) != Values(mask.begin() + 50000, mask.end())));
   }
 }
 
@@ -194,10 +194,10 @@ TEST_CASE("a sample's mask depends neither on its place in the batch nor on the 
   const auto sample = [](const Values& values, std::int64_t n) {
     return Values(values.begin() + n * 333, values.begin() + (n + 1) * 333);
   };
-  CHECK(sample(a, 0) == sample(b, 2));
-  CHECK(sample(a, 1) == sample(b, 1));
-  CHECK(sample(a, 2) == sample(b, 0));
-  CHECK(sample(a, 1) == c);
+  CHECK((sample(a, 0) == sample(b, 2)));
+  CHECK((sample(a, 1) == sample(b, 1)));
+  CHECK((sample(a, 2) == sample(b, 0)));
+  CHECK((sample(a, 1) == c));
 }
 
 TEST_CASE("dropout in place, at rate 0, and as its own backward") {
@@ -237,7 +237,7 @@ TEST_CASE("residual_add adds what dropout leaves, also onto either input") {
       cpu.backend->residual_add(y, residual, x, key);
       Values expected = residual.values();
       for (std::int64_t i = 0; i < y.elements(); ++i) expected[static_cast<std::size_t>(i)] += dropped.get(i);
-      CHECK(worst_error(y.values(), expected) < (dtype == DType::fp64 ? 1e-15 : 1e-7));
+      CHECK((worst_error(y.values(), expected) < (dtype == DType::fp64 ? 1e-15 : 1e-7)));
 
       OwnedTensor onto_residual(dtype, {3, 7, 211}, residual.values()), onto_x(dtype, {3, 7, 211}, x.values());
       cpu.backend->residual_add(onto_residual, onto_residual, x, key);
@@ -262,7 +262,7 @@ TEST_CASE("element-wise operations give the same bits with any number of threads
     });
     return std::vector<Values>{gelu.values(), dropped.values(), sum.values()};
   };
-  CHECK(run(1) == run(2));
+  CHECK((run(1) == run(2)));
 }
 
 TEST_CASE("element-wise operations refuse what does not belong together") {

@@ -123,7 +123,7 @@ TEST_CASE("an embedding's dropout is dropout of the whole sample, in shards too"
   cpu.backend->embedding_forward(dense, tokens, wte, wpe, 0, DropoutKey());
   cpu.backend->dropout(dense, dense, dropout_key(ids, 0.3));
   cpu.backend->embedding_forward(y, tokens, wte, wpe, 0, dropout_key(ids, 0.3));
-  CHECK(y.values() == dense.values());
+  CHECK((y.values() == dense.values()));
 
   const std::int64_t part = 333, first = 47;
   OwnedTensor wte_part(DType::fp32, {kVocabulary, part}), wpe_part(DType::fp32, {kPositions, part}),
@@ -160,8 +160,8 @@ TEST_CASE("embedding gradients go to the rows that the tokens chose; each table 
         if ((flags & 1) != 0) start(dwte, expected.wte, 13);
         if ((flags & 2) != 0) start(dwpe, expected.wpe, 14);
         cpu.backend->embedding_backward(dwte, dwpe, dy, tokens, 0, (flags & 1) != 0, (flags & 2) != 0);
-        CHECK(worst_error(dwte.values(), expected.wte) < (dtype == DType::fp64 ? 1e-15 : 3e-7));
-        CHECK(worst_error(dwpe.values(), expected.wpe) < (dtype == DType::fp64 ? 1e-15 : 3e-7));
+        CHECK((worst_error(dwte.values(), expected.wte) < (dtype == DType::fp64 ? 1e-15 : 3e-7)));
+        CHECK((worst_error(dwpe.values(), expected.wpe) < (dtype == DType::fp64 ? 1e-15 : 3e-7)));
         CHECK((dwte.guards_intact() && dwpe.guards_intact()));
       }
     }
@@ -210,10 +210,10 @@ TEST_CASE("embedding gradients have the same bits whole or by micro-batches, wit
     return std::vector<Values>{dwte.values(), dwpe.values()};
   };
   const auto one = run(1, b);
-  CHECK(one == run(2, b));
-  CHECK(one == run(3, b));
-  CHECK(one == run(1, 1));
-  CHECK(one == run(2, 2));
+  CHECK((one == run(2, b)));
+  CHECK((one == run(3, b)));
+  CHECK((one == run(1, 1)));
+  CHECK((one == run(2, 2)));
 }
 
 TEST_CASE("embeddings refuse shapes that do not belong together") {

@@ -84,7 +84,7 @@ TEST_CASE("cross entropy follows its formula") {
     const Expected expected = naive_cross_entropy(given, 0.125);
     CHECK(worst_error(given.loss.values(), expected.loss) < 1e-13);
     CHECK(worst_error(given.dlogits.values(), expected.dlogits) < 1e-13);
-    CHECK(given.correct.values() == expected.correct);
+    CHECK((given.correct.values() == expected.correct));
     CHECK(given.guards_intact());
   }
 }
@@ -100,7 +100,7 @@ TEST_CASE("cross entropy in fp32 agrees with fp64 to 2e-6") {
       const Expected expected = naive_cross_entropy(given, 3.0);
       CHECK(worst_error(given.loss.values(), expected.loss) < 2e-6);
       CHECK(worst_error(given.dlogits.values(), expected.dlogits) < 2e-6);
-      CHECK(given.correct.values() == expected.correct);
+      CHECK((given.correct.values() == expected.correct));
       CHECK(given.guards_intact());
     }
   }
@@ -156,9 +156,9 @@ TEST_CASE("a single class leaves nothing to learn") {
   for (const DType dtype : {DType::fp64, DType::fp32}) {
     Loss given(dtype, 4, 1);
     given.run(*cpu.backend);
-    CHECK(given.loss.values() == Values(4, 0.0));
-    CHECK(given.dlogits.values() == Values(4, 0.0));
-    CHECK(given.correct.values() == Values(4, 1.0));
+    CHECK((given.loss.values() == Values(4, 0.0)));
+    CHECK((given.dlogits.values() == Values(4, 0.0)));
+    CHECK((given.correct.values() == Values(4, 1.0)));
   }
 }
 
@@ -173,7 +173,7 @@ TEST_CASE("classes at minus infinity count for nothing") {
     plain.run(*cpu.backend);
     padded.run(*cpu.backend);
     CHECK(worst_error(padded.loss, plain.loss) < (dtype == DType::fp64 ? 1e-15 : 2e-7));
-    CHECK(padded.correct.values() == plain.correct.values());
+    CHECK((padded.correct.values() == plain.correct.values()));
     for (std::int64_t row = 0; row < 4; ++row) {
       for (std::int64_t v = 50; v < 64; ++v) REQUIRE(padded.dlogits.get(row * 64 + v) == 0.0);
     }
@@ -226,8 +226,8 @@ TEST_CASE("cross entropy gives the same bits with any number of threads") {
     return std::vector<Values>{given.loss.values(), given.correct.values(), given.dlogits.values()};
   };
   const auto one = run(1);
-  CHECK(one == run(2));
-  CHECK(one == run(3));
+  CHECK((one == run(2)));
+  CHECK((one == run(3)));
 }
 
 TEST_CASE("cross entropy refuses impossible targets and shapes") {

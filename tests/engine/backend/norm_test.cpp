@@ -108,18 +108,18 @@ TEST_CASE("layer norm's backward adds the residual's gradient, onto dy or onto t
     norm.backward(*cpu.backend, norm.dresidual);
     CHECK(worst_error(norm.dx.values(), sum_of(plain, norm.dresidual.values())) <
           (dtype == DType::fp64 ? 1e-15 : 1e-7));
-    CHECK(norm.dgamma.values() == dgamma);
+    CHECK((norm.dgamma.values() == dgamma));
     const Values both = norm.dx.values();
 
     OwnedTensor onto_residual(dtype, {13, 75}, norm.dresidual.values()), onto_dy(dtype, {13, 75}, norm.dy.values());
     cpu.backend->layernorm_backward(onto_residual, norm.dgamma, norm.dbeta, norm.dy, onto_residual, norm.x, norm.gamma,
                                     norm.mean, norm.rstd, false);
-    CHECK(onto_residual.values() == both);
-    CHECK(norm.dgamma.values() == dgamma);
+    CHECK((onto_residual.values() == both));
+    CHECK((norm.dgamma.values() == dgamma));
     cpu.backend->layernorm_backward(onto_dy, norm.dgamma, norm.dbeta, onto_dy, norm.dresidual, norm.x, norm.gamma,
                                     norm.mean, norm.rstd, false);
-    CHECK(onto_dy.values() == both);
-    CHECK(norm.dgamma.values() == dgamma);
+    CHECK((onto_dy.values() == both));
+    CHECK((norm.dgamma.values() == dgamma));
   }
 }
 
@@ -173,7 +173,7 @@ TEST_CASE("layer norm of a constant row gives beta") {
     Norm norm(dtype, 1, 9);
     norm.x.set(Values(9, 0.25));
     norm.forward(*cpu.backend);
-    CHECK(norm.y.values() == norm.beta.values());
+    CHECK((norm.y.values() == norm.beta.values()));
     CHECK(norm.rstd.get(0) == Approx(1.0 / std::sqrt(1e-5)));
   }
 }
@@ -191,8 +191,8 @@ TEST_CASE("layer norm gives the same bits with any number of threads") {
                                  norm.dx.values(), norm.dgamma.values(), norm.dbeta.values()};
     };
     const auto one = run(1);
-    CHECK(one == run(2));
-    CHECK(one == run(3));
+    CHECK((one == run(2)));
+    CHECK((one == run(3)));
   }
 }
 

@@ -282,8 +282,8 @@ TEST_CASE("optimizer updates give the same bits with any number of threads") {
     return results;
   };
   const auto one = run(1);
-  CHECK(one == run(2));
-  CHECK(one == run(3));
+  CHECK((one == run(2)));
+  CHECK((one == run(3)));
 }
 
 TEST_CASE("optimizer updates refuse what does not belong together") {

@@ -98,8 +98,8 @@ TEST_CASE("max pooling takes the first maximum of each window") {
       OwnedTensor y(dtype, pooled_shape(pool)), argmax(DType::uint8, pooled_shape(pool));
       cpu.backend->max_pool_forward(y, argmax, x, pool.kernel);
       const Pooled expected = naive_max_pool(x, pool.kernel);
-      CHECK(y.values() == expected.y);
-      CHECK(argmax.values() == expected.argmax);
+      CHECK((y.values() == expected.y));
+      CHECK((argmax.values() == expected.argmax));
       CHECK((y.guards_intact() && argmax.guards_intact()));
     }
   }
@@ -126,7 +126,7 @@ TEST_CASE("max pooling sends gradients to the maxima and zero everywhere else, d
               expected[at(pool.x, n, p * pool.kernel + i / pool.kernel, q * pool.kernel + i % pool.kernel, c)] =
                   upstream[at(out, n, p, q, c)];
             }
-      CHECK(dx.values() == expected);
+      CHECK((dx.values() == expected));
       CHECK(dx.guards_intact());
     }
   }

@@ -36,13 +36,13 @@ TEST_CASE("fill sets every element, of every type") {
     for (const std::int64_t n : kSizes) {
       OwnedTensor x(dtype, {n});
       cpu.backend->fill(x, 3.0);
-      CHECK(x.values() == Values(static_cast<std::size_t>(n), 3.0));
+      CHECK((x.values() == Values(static_cast<std::size_t>(n), 3.0)));
       CHECK(x.guards_intact());
     }
   }
   OwnedTensor x(DType::fp64, {3});
   cpu.backend->fill(x, -0.1);
-  CHECK(x.values() == Values(3, -0.1));
+  CHECK((x.values() == Values(3, -0.1)));
 }
 
 TEST_CASE("copy keeps bits between equal types and rounds once between others") {
@@ -67,8 +67,8 @@ TEST_CASE("copy keeps bits between equal types and rounds once between others") 
   OwnedTensor as_float(DType::fp32, {2, 2}), wide(DType::int64, {4});
   cpu.backend->copy(as_float, integers);
   cpu.backend->copy(wide, integers);
-  CHECK(as_float.values() == integers.values());
-  CHECK(wide.values() == integers.values());
+  CHECK((as_float.values() == integers.values()));
+  CHECK((wide.values() == integers.values()));
 
   OwnedTensor x(DType::fp32, {5});  // onto itself, NaN and all
   const OwnedTensor untouched(DType::fp32, {5});
@@ -86,14 +86,14 @@ TEST_CASE("add and scale") {
       Values expected = y.values();
       for (std::int64_t i = 0; i < n; ++i) expected[static_cast<std::size_t>(i)] += -0.75 * x.get(i);
       cpu.backend->add(y, x, -0.75);
-      CHECK(worst_error(y.values(), expected) < (dtype == DType::fp64 ? 1e-15 : 1e-6));
+      CHECK((worst_error(y.values(), expected) < (dtype == DType::fp64 ? 1e-15 : 1e-6)));
       expected = y.values();
       for (double& value : expected) value *= 0.5;
       cpu.backend->scale(y, 0.5);
-      CHECK(y.values() == expected);
+      CHECK((y.values() == expected));
       cpu.backend->add(y, y, 1.0);  // y may be x
       for (double& value : expected) value *= 2.0;
-      CHECK(y.values() == expected);
+      CHECK((y.values() == expected));
       CHECK(y.guards_intact());
     }
   }
@@ -179,5 +179,5 @@ TEST_CASE("flat ranges come out the same with any number of threads") {
     });
     return wide.values();
   };
-  CHECK(run(1) == run(2));
+  CHECK((run(1) == run(2)));
 }

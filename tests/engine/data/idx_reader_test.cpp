@@ -146,7 +146,7 @@ TEST_CASE("IDX: as many labels as images") {
 TEST_CASE("read_whole_file gives back any bytes") {
   const DataFiles files;
   std::string bytes;
-  for (int i = 0; i < 3000000; ++i) bytes += static_cast<char>(i * i >> 7);
+  for (std::uint64_t i = 0; i < 3000000; ++i) bytes += static_cast<char>(i * i >> 7);
   CHECK(read_whole_file(files.write("plain", bytes)) == bytes);
   CHECK(read_whole_file(files.write_gzip("compressed", bytes)) == bytes);
   CHECK(read_whole_file(files.write("empty", "")).empty());

@@ -93,7 +93,7 @@ TEST_CASE("a store lays parameters end to end in registration order") {
   CHECK(store.params()[2].id == 9);
   CHECK(store.params()[2].layer == 2);
   CHECK(store.params()[2].spec.shape() == Shape{4, 1});
-  const std::vector<UpdateSegment> segments = store.segments();
+  const std::vector<UpdateSegment> segments = store.segments(false);
   REQUIRE(segments.size() == 3);
   CHECK(segments[1].offset == 15);
   CHECK(segments[1].count == 3);
