@@ -25,29 +25,37 @@ void add_config(CLI::App* command, Args& args) {
 }
 
 void add_training_commands(CLI::App& app, Args& args) {
-  CLI::App* run = app.add_subcommand("run", "Train, evaluate and record; the last line printed is RESULT VALID or RESULT INVALID");
+  CLI::App* run =
+      app.add_subcommand("run", "Train, evaluate and record; the last line printed is RESULT VALID or RESULT INVALID");
   add_config(run, args);
   run->add_option("--out", args.out, "directory of the records (default: results/NAME)");
   run->add_flag("--resume", args.resume, "go on from the checkpoint in --out");
   run->add_flag("--force", args.force, "replace the records in --out");
   run->callback([&args] { args.command = Args::Command::run; });
 
-  CLI::App* verify = app.add_subcommand("verify", "Run the engine and its reference side by side, compare every tensor (exit code 8)");
+  CLI::App* verify =
+      app.add_subcommand("verify", "Run the engine and its reference side by side, compare every tensor (exit code 8)");
   add_config(verify, args);
-  verify->add_option("--steps", args.steps, "optimizer steps to compare")->check(CLI::Range(1, 1000000))->capture_default_str();
+  verify->add_option("--steps", args.steps, "optimizer steps to compare")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
   verify->add_option("--tolerance", args.tolerance, "largest relative error (default: 1e-11 in fp64, 1e-5 in fp32)");
   verify->callback([&args] { args.command = Args::Command::verify; });
 
-  CLI::App* plan = app.add_subcommand("plan", "Print buckets, memory and bytes per step; needs no mpirun and no accelerator");
+  CLI::App* plan =
+      app.add_subcommand("plan", "Print buckets, memory and bytes per step; needs no mpirun and no accelerator");
   add_config(plan, args);
-  plan->add_option("--ranks", args.ranks, "number of ranks to plan for")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  plan->add_option("--ranks", args.ranks, "number of ranks to plan for")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   plan->add_flag("--json", args.json, "print JSON on standard output");
   plan->callback([&args] { args.command = Args::Command::plan; });
 }
 
 void add_other_commands(CLI::App& app, Args& args) {
   CLI::App* list = app.add_subcommand("list", "List engines with their knobs, workloads and data sets");
-  list->add_option("TOPIC", args.topic, "engines, workloads or datasets")->check(CLI::IsMember({"all", "engines", "workloads", "datasets"}));
+  list->add_option("TOPIC", args.topic, "engines, workloads or datasets")
+      ->check(CLI::IsMember({"all", "engines", "workloads", "datasets"}));
   list->add_flag("--json", args.json, "print JSON on standard output");
   list->callback([&args] { args.command = Args::Command::list; });
 
@@ -57,7 +65,9 @@ void add_other_commands(CLI::App& app, Args& args) {
 
   CLI::App* report = app.add_subcommand("report", "Put the records of many runs into one table");
   report->add_option("DIR", args.directories, "directories of runs")->required();
-  report->add_option("--format", args.format, "table, csv or json")->check(CLI::IsMember({"table", "csv", "json"}))->capture_default_str();
+  report->add_option("--format", args.format, "table, csv or json")
+      ->check(CLI::IsMember({"table", "csv", "json"}))
+      ->capture_default_str();
   report->callback([&args] { args.command = Args::Command::report; });
 
   CLI::App* data = app.add_subcommand("data", "Look into data files, or turn text into tokens");
@@ -71,7 +81,9 @@ void add_other_commands(CLI::App& app, Args& args) {
   prepare->add_option("--tokenizer", args.tokenizer, "bytes, bpe (trains its own vocabulary) or gpt2")
       ->check(CLI::IsMember({"bytes", "bpe", "gpt2"}))
       ->capture_default_str();
-  prepare->add_option("--vocabulary-size", args.vocabulary_size, "of bpe")->check(CLI::Range(257, 65535))->capture_default_str();
+  prepare->add_option("--vocabulary-size", args.vocabulary_size, "of bpe")
+      ->check(CLI::Range(257, 65535))
+      ->capture_default_str();
   prepare->add_option("--merges", args.merges, "merges file of gpt2");
   prepare->callback([&args] { args.command = Args::Command::data_prepare; });
 }

@@ -82,7 +82,8 @@ Json read_manifest(const std::string& directory) {
   return manifest.is_object() ? manifest : Json(nullptr);
 }
 
-/// Two renames: a kill between them leaves the old one whole under its second name, which the next save or load puts back.
+/// Two renames: a kill between them leaves the old one whole under its second name, which the next save or load puts
+/// back.
 void replace_checkpoint(const std::string& directory) {
   const std::string current = directory + "/checkpoint", fresh = current + ".new", old = current + ".old";
   fs::remove_all(old);
@@ -102,8 +103,8 @@ void restore_old(const std::string& directory) {
 
 }  // namespace
 
-void save_checkpoint(World& world, Device& device, Engine& engine, const std::string& directory, std::int64_t epochs_done,
-                     const CheckpointIdentity& identity) {
+void save_checkpoint(World& world, Device& device, Engine& engine, const std::string& directory,
+                     std::int64_t epochs_done, const CheckpointIdentity& identity) {
   const std::string fresh = directory + "/checkpoint.new";
   if (world.info().rank == 0) {
     fs::remove_all(fresh);
@@ -111,12 +112,13 @@ void save_checkpoint(World& world, Device& device, Engine& engine, const std::st
   }
   world.barrier();
   Json mine;
-  if (has_own_state(engine, world.info().rank)) mine = write_state(device, engine, fresh + "/" + rank_file(world.info().rank));
+  if (has_own_state(engine, world.info().rank))
+    mine = write_state(device, engine, fresh + "/" + rank_file(world.info().rank));
   const std::vector<std::string> all = world.gather(mine.dump());
   if (world.info().rank == 0) {
-    Json manifest = {{"schema_version", 1},           {"epochs_done", epochs_done},
-                     {"updates", engine.updates()},   {"ranks", world.info().size},
-                     {"config_hash", identity.config_hash}, {"data_identity", identity.data_identity}};
+    Json manifest = {
+        {"schema_version", 1},        {"epochs_done", epochs_done},          {"updates", engine.updates()},
+        {"ranks", world.info().size}, {"config_hash", identity.config_hash}, {"data_identity", identity.data_identity}};
     for (const std::string& text : all) manifest["files"].push_back(Json::parse(text));
     replace_file(fresh + "/manifest.json", manifest.dump(2) + "\n");
     replace_checkpoint(directory);
@@ -130,14 +132,16 @@ std::int64_t load_checkpoint(World& world, Device& device, Engine& engine, const
   if (manifest.is_null()) throw ConfigError("--resume: " + directory + " holds no whole checkpoint");
   const auto demand = [&](const std::string& what, const std::string& stored, const std::string& now) {
     if (stored != now) {
-      throw ConfigError(str("--resume: the checkpoint's ", what, " is ", stored, ", this run's is ", now, "; resume with the same, or start anew with --force"));
+      throw ConfigError(str("--resume: the checkpoint's ", what, " is ", stored, ", this run's is ", now,
+                            "; resume with the same, or start anew with --force"));
     }
   };
   demand("number of ranks", str(manifest.at("ranks").get<int>()), str(world.info().size));
   demand("configuration hash", manifest.at("config_hash").get<std::string>(), identity.config_hash);
   demand("data identity", manifest.at("data_identity").get<std::string>(), identity.data_identity);
   const int owner = has_own_state(engine, world.info().rank) ? world.info().rank : 0;
-  read_state(device, engine, directory + "/checkpoint/" + rank_file(owner), manifest.at("files").at(static_cast<std::size_t>(owner)));
+  read_state(device, engine, directory + "/checkpoint/" + rank_file(owner),
+             manifest.at("files").at(static_cast<std::size_t>(owner)));
   engine.set_updates(manifest.at("updates").get<std::int64_t>());
   world.barrier();
   return manifest.at("epochs_done").get<std::int64_t>();

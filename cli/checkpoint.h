@@ -4,8 +4,8 @@
 //   DIR/checkpoint/rank-00000.bin ...   this rank's tensors, end to end, in the engine's fixed order
 //   DIR/checkpoint/manifest.json        what it belongs to, sizes and checksums; without it the folder is no checkpoint
 //
-// A new one is built beside the old as checkpoint.new and takes its place by renaming, so that a kill at any moment leaves a
-// whole one. What ran after the last epoch end is run again on resume, which gives the same numbers.
+// A new one is built beside the old as checkpoint.new and takes its place by renaming, so that a kill at any moment
+// leaves a whole one. What ran after the last epoch end is run again on resume, which gives the same numbers.
 
 #include <cstdint>
 #include <string>
@@ -21,11 +21,11 @@ struct CheckpointIdentity {
 };
 
 /// Collective. Throws Error with path and errno on the rank that fails.
-void save_checkpoint(World& world, Device& device, Engine& engine, const std::string& directory, std::int64_t epochs_done,
-                     const CheckpointIdentity& identity);
+void save_checkpoint(World& world, Device& device, Engine& engine, const std::string& directory,
+                     std::int64_t epochs_done, const CheckpointIdentity& identity);
 
-/// Collective; the engine is prepared. Returns the epochs that are done. Throws ConfigError naming what differs (configuration,
-/// data, ranks), Error(data) for a damaged file.
+/// Collective; the engine is prepared. Returns the epochs that are done. Throws ConfigError naming what differs
+/// (configuration, data, ranks), Error(data) for a damaged file.
 std::int64_t load_checkpoint(World& world, Device& device, Engine& engine, const std::string& directory,
                              const CheckpointIdentity& identity);
 

@@ -44,10 +44,12 @@ Outcome train_for_comparison(Experiment& experiment, int steps) {
   Outcome outcome;
   experiment.engine->prepare();
   LossList losses(outcome.losses);
-  const EpochPlan plan(experiment.data.train->size(), training.global_batch, training.seed, 0, true, training.drop_last, steps);
+  const EpochPlan plan(experiment.data.train->size(), training.global_batch, training.seed, 0, true, training.drop_last,
+                       steps);
   experiment.engine->run_epoch(plan, losses);
   const std::int64_t eval_steps = std::max<std::int64_t>(1, experiment.config.measure.max_eval_steps);
-  const EpochPlan validation(experiment.data.validation->size(), training.global_batch, training.seed, 0, false, false, eval_steps);
+  const EpochPlan validation(experiment.data.validation->size(), training.global_batch, training.seed, 0, false, false,
+                             eval_steps);
   outcome.validation = experiment.engine->evaluate(validation);
   experiment.engine->visit_parameters([&](const ParamSpec& spec, int, const Tensor& values) {
     outcome.names.push_back(spec.name);

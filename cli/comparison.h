@@ -11,13 +11,14 @@ namespace pdl {
 
 /// What an engine left after some steps. Parameters are there on world rank 0 only.
 struct Outcome {
-  std::vector<double> losses;                           ///< of each step
-  PassResult validation;                                ///< over the first validation batches
-  std::vector<std::string> names;                       ///< of the parameters, in registration order
+  std::vector<double> losses;      ///< of each step
+  PassResult validation;           ///< over the first validation batches
+  std::vector<std::string> names;  ///< of the parameters, in registration order
   std::map<std::string, std::vector<double>> values;
 };
 
-/// Prepares the experiment's engine, trains it for `steps` steps of epoch 0, evaluates. Collective over the engine's ranks.
+/// Prepares the experiment's engine, trains it for `steps` steps of epoch 0, evaluates. Collective over the engine's
+/// ranks.
 Outcome train_for_comparison(Experiment& experiment, int steps);
 
 struct Deviation {

@@ -16,12 +16,15 @@ DType dtype_of(const std::string& name) {
   return DType::fp32;
 }
 
-/// Global batch, part of each rank and micro-batch have to fit: global = micro-batch x accumulation x data-parallel ranks.
+/// Global batch, part of each rank and micro-batch have to fit: global = micro-batch x accumulation x data-parallel
+/// ranks.
 void read_batch(const ConfigReader& reader, int dp_size, TrainingOptions& training) {
-  const auto global = reader.get_optional<std::int64_t>("global_batch_size", "samples per optimizer update over all ranks", {1, 1e12});
+  const auto global =
+      reader.get_optional<std::int64_t>("global_batch_size", "samples per optimizer update over all ranks", {1, 1e12});
   const auto per_rank = reader.get_optional<std::int64_t>(
       "batch_size_per_rank", "samples per update on each data-parallel rank, in place of global_batch_size", {1, 1e12});
-  training.micro_batch = reader.get<std::int64_t>("micro_batch_size", 0, "samples per forward pass; 0: the rank's whole part", {0, 1e12});
+  training.micro_batch =
+      reader.get<std::int64_t>("micro_batch_size", 0, "samples per forward pass; 0: the rank's whole part", {0, 1e12});
   if (global && per_rank) {
     reader.problem("batch_size_per_rank", "stands beside global_batch_size; give one of the two");
   } else if (!global && !per_rank) {
@@ -30,16 +33,17 @@ void read_batch(const ConfigReader& reader, int dp_size, TrainingOptions& traini
   training.global_batch = global ? *global : per_rank.value_or(1) * dp_size;
   if (training.global_batch % dp_size != 0) {
     const std::int64_t below = training.global_batch / dp_size * dp_size;
-    reader.problem("global_batch_size", str(training.global_batch, " samples do not divide by ", dp_size,
-                                            " data-parallel ranks; nearest: ", below > 0 ? str(below, " or ") : "", below + dp_size));
+    reader.problem("global_batch_size",
+                   str(training.global_batch, " samples do not divide by ", dp_size,
+                       " data-parallel ranks; nearest: ", below > 0 ? str(below, " or ") : "", below + dp_size));
     return;
   }
   const std::int64_t local = training.global_batch / dp_size;
   if (training.micro_batch > 0 && local % training.micro_batch != 0) {
     std::int64_t nearest = std::min(training.micro_batch, local);
     while (local % nearest != 0) --nearest;
-    reader.problem("micro_batch_size", str(training.micro_batch, " does not divide the ", local, " samples of a rank (", training.global_batch,
-                                           " / ", dp_size, "); nearest: ", nearest));
+    reader.problem("micro_batch_size", str(training.micro_batch, " does not divide the ", local, " samples of a rank (",
+                                           training.global_batch, " / ", dp_size, "); nearest: ", nearest));
   }
 }
 
@@ -52,7 +56,8 @@ TrainingOptions read_training(const ConfigReader& reader, int dp_size, std::int6
   training.dtype = dtype_of(reader.choice("dtype", "fp32", {"fp64", "fp32"}, "type of weights and arithmetic"));
   training.deterministic = reader.get("deterministic", false, "fixed-order reductions: two runs are bit-equal");
   training.drop_last = reader.get("drop_last", false, "leave out a ragged last batch; otherwise it is trained exactly");
-  checkpoint_epochs = reader.get<std::int64_t>("checkpoint_every_epochs", 1, "write a checkpoint every so many epochs; 0: none", {0, 1e9});
+  checkpoint_epochs = reader.get<std::int64_t>("checkpoint_every_epochs", 1,
+                                               "write a checkpoint every so many epochs; 0: none", {0, 1e9});
   training.optimizer = read_optimizer_options(reader.section("optimizer", "update rule"));
   training.lr_schedule = read_lr_schedule_options(reader.section("lr_schedule", "learning rate over time"));
   return training;
@@ -60,10 +65,12 @@ TrainingOptions read_training(const ConfigReader& reader, int dp_size, std::int6
 
 MeasureOptions read_measure(const ConfigReader& reader) {
   MeasureOptions measure;
-  measure.warmup_steps = reader.get<std::int64_t>("warmup_steps", 3, "first steps of the run, left out of step statistics", {0, 1e9});
-  measure.max_steps_per_epoch =
-      reader.get<std::int64_t>("max_steps_per_epoch", 0, "measure so many steps and extrapolate the epoch; 0: whole epochs", {0, 1e12});
-  measure.max_eval_steps = reader.get<std::int64_t>("max_eval_steps", 0, "validation steps; 0: the whole split", {0, 1e12});
+  measure.warmup_steps =
+      reader.get<std::int64_t>("warmup_steps", 3, "first steps of the run, left out of step statistics", {0, 1e9});
+  measure.max_steps_per_epoch = reader.get<std::int64_t>(
+      "max_steps_per_epoch", 0, "measure so many steps and extrapolate the epoch; 0: whole epochs", {0, 1e12});
+  measure.max_eval_steps =
+      reader.get<std::int64_t>("max_eval_steps", 0, "validation steps; 0: the whole split", {0, 1e12});
   measure.evaluate = reader.get("evaluate", true, "evaluate on the validation split after each epoch");
   measure.raw_steps = reader.get("raw_steps", false, "write every step's time to steps.csv");
   return measure;
@@ -72,8 +79,10 @@ MeasureOptions read_measure(const ConfigReader& reader) {
 LimitOptions read_limits(const ConfigReader& reader) {
   LimitOptions limits;
   limits.timeout_s = reader.get("timeout_s", 60.0, "longest wait for another rank, in seconds; 0: for ever", {0, 1e9});
-  limits.memory_limit_mb = reader.get<std::int64_t>("memory_limit_mb", 0, "MiB that a rank may take; 0: what the device has", {0, 1e9});
-  limits.threads_per_rank = reader.get("threads_per_rank", 0, "compute threads of a rank (CPU); 0: cores / ranks on the host", {0, 4096});
+  limits.memory_limit_mb =
+      reader.get<std::int64_t>("memory_limit_mb", 0, "MiB that a rank may take; 0: what the device has", {0, 1e9});
+  limits.threads_per_rank =
+      reader.get("threads_per_rank", 0, "compute threads of a rank (CPU); 0: cores / ranks on the host", {0, 4096});
   return limits;
 }
 
@@ -107,7 +116,8 @@ ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
     config.engine->document(engine);
     dp_size = std::max(1, config.engine->data_parallel_size(ranks, engine));
   }
-  config.training = read_training(root.section("training", "recipe: how long, on what batches, which update"), dp_size, config.checkpoint_epochs);
+  config.training = read_training(root.section("training", "recipe: how long, on what batches, which update"), dp_size,
+                                  config.checkpoint_epochs);
   config.device = root.choice("device", "auto", {"auto", "cpu", "cuda"}, "where the ranks compute");
   config.comm = root.choice("comm", "auto", {"auto", "self", "mpi", "nccl"}, "how the ranks talk");
   config.measure = read_measure(root.section("measure", "what is measured"));

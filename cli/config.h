@@ -17,14 +17,14 @@ struct MeasureOptions {
   std::int64_t max_steps_per_epoch = 0;  ///< 0: whole epochs; else the epoch's time is extrapolated
   std::int64_t max_eval_steps = 0;       ///< 0: the whole validation split
   bool evaluate = true;
-  bool raw_steps = false;                ///< steps.csv with every step's time
+  bool raw_steps = false;  ///< steps.csv with every step's time
 };
 
 /// What a rank may use, the "limits" block.
 struct LimitOptions {
-  double timeout_s = 60.0;               ///< longest wait for other ranks; 0: for ever
-  std::int64_t memory_limit_mb = 0;      ///< arena of one rank; 0: what the device has
-  int threads_per_rank = 0;              ///< 0: cores / ranks on this host
+  double timeout_s = 60.0;           ///< longest wait for other ranks; 0: for ever
+  std::int64_t memory_limit_mb = 0;  ///< arena of one rank; 0: what the device has
+  int threads_per_rank = 0;          ///< 0: cores / ranks on this host
 };
 
 struct ExperimentConfig {
@@ -33,7 +33,7 @@ struct ExperimentConfig {
   ModelOptions model;
   DataOptions data;
   TrainingOptions training;
-  std::int64_t checkpoint_epochs = 1;    ///< a checkpoint every so many epochs; 0: none
+  std::int64_t checkpoint_epochs = 1;  ///< a checkpoint every so many epochs; 0: none
   std::string device = "auto";
   std::string comm = "auto";
   MeasureOptions measure;

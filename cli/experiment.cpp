@@ -32,12 +32,13 @@ void check_sizes(const Experiment& experiment, int ranks) {
   const std::int64_t samples = experiment.data.train->size();
   const std::int64_t validation = experiment.data.validation->size();
   if (samples < ranks) {
-    throw ConfigError(str("more ranks than samples: ", ranks, " ranks, ", samples, " training samples; start at most ", samples, " ranks"),
+    throw ConfigError(str("more ranks than samples: ", ranks, " ranks, ", samples, " training samples; start at most ",
+                          samples, " ranks"),
                       ExitCode::unsupported);
   }
   if (samples < experiment.config.training.global_batch) {
-    throw ConfigError(str("/training/global_batch_size: ", experiment.config.training.global_batch, " is more than the ", samples,
-                          " training samples of ", experiment.data.train->info().name));
+    throw ConfigError(str("/training/global_batch_size: ", experiment.config.training.global_batch,
+                          " is more than the ", samples, " training samples of ", experiment.data.train->info().name));
   }
   if (validation == 0 && experiment.config.measure.evaluate) {
     throw ConfigError("the validation split is empty; set measure.evaluate=false or give more data");
@@ -46,19 +47,21 @@ void check_sizes(const Experiment& experiment, int ranks) {
 
 void build_engine(Experiment& experiment, std::function<bool()> stop_requested) {
   const ExperimentConfig& config = experiment.config;
-  const auto size_of_split = [](const std::unique_ptr<Dataset>& split) { return split ? split->size() : std::int64_t{0}; };
-  experiment.context = std::make_unique<EngineContext>(
-      EngineContext{.world = *experiment.communicator,
-                    .device = *experiment.device,
-                    .backend = *experiment.backend,
-                    .model = experiment.model,
-                    .training = config.training,
-                    .data = experiment.data,
-                    .train_samples = size_of_split(experiment.data.train),
-                    .validation_samples = size_of_split(experiment.data.validation),
-                    .loader = config.loader,
-                    .max_steps_per_epoch = config.measure.max_steps_per_epoch,
-                    .stop_requested = std::move(stop_requested)});
+  const auto size_of_split = [](const std::unique_ptr<Dataset>& split) {
+    return split ? split->size() : std::int64_t{0};
+  };
+  experiment.context =
+      std::make_unique<EngineContext>(EngineContext{.world = *experiment.communicator,
+                                                    .device = *experiment.device,
+                                                    .backend = *experiment.backend,
+                                                    .model = experiment.model,
+                                                    .training = config.training,
+                                                    .data = experiment.data,
+                                                    .train_samples = size_of_split(experiment.data.train),
+                                                    .validation_samples = size_of_split(experiment.data.validation),
+                                                    .loader = config.loader,
+                                                    .max_steps_per_epoch = config.measure.max_steps_per_epoch,
+                                                    .stop_requested = std::move(stop_requested)});
   experiment.engine = config.engine->make(*experiment.context, engine_block(*experiment.document));
   experiment.document->finish();
 }
@@ -75,7 +78,8 @@ int threads_per_rank(const LimitOptions& limits, const RankInfo& rank) {
   return std::max(1, cores / rank.local_size);
 }
 
-std::unique_ptr<Experiment> make_experiment(World& world, const std::string& path, const std::vector<std::string>& overrides) {
+std::unique_ptr<Experiment> make_experiment(World& world, const std::string& path,
+                                            const std::vector<std::string>& overrides) {
   const RankInfo& rank = world.info();
   std::unique_ptr<Experiment> experiment = read(path, overrides, rank.size);
   const ExperimentConfig& config = experiment->config;
@@ -85,18 +89,20 @@ std::unique_ptr<Experiment> make_experiment(World& world, const std::string& pat
   experiment->data = open_datasets(config.data, config.model, config.training.seed);
   check_sizes(*experiment, rank.size);
   experiment->model = make_model(config.model, experiment->data.train->info().classes);
-  experiment->communicator =
-      make_counting_communicator(world.make_communicator(*experiment->device, comm_options(config)), experiment->ledger);
+  experiment->communicator = make_counting_communicator(
+      world.make_communicator(*experiment->device, comm_options(config)), experiment->ledger);
   build_engine(*experiment, [&world] { return world.stop_requested(); });
   return experiment;
 }
 
-std::unique_ptr<Experiment> make_planned_experiment(int ranks, const std::string& path, const std::vector<std::string>& overrides) {
+std::unique_ptr<Experiment> make_planned_experiment(int ranks, const std::string& path,
+                                                    const std::vector<std::string>& overrides) {
   std::unique_ptr<Experiment> experiment = read(path, overrides, ranks);
   experiment->config.device = "cpu";
   experiment->config.limits.memory_limit_mb = 0;
   open_device(*experiment, 1);
-  experiment->model = make_model(experiment->config.model, planned_classes(experiment->config.data, experiment->config.model));
+  experiment->model =
+      make_model(experiment->config.model, planned_classes(experiment->config.data, experiment->config.model));
   experiment->communicator = make_planning_communicator(0, ranks);
   build_engine(*experiment, nullptr);
   return experiment;

@@ -24,12 +24,14 @@ struct Experiment {
   std::unique_ptr<Engine> engine;
 };
 
-/// Reads, checks and builds everything for this rank of `world`; takes no device memory yet. Throws ConfigError with every problem
-/// at once, Error(data) for data that is missing or broken.
-std::unique_ptr<Experiment> make_experiment(World& world, const std::string& path, const std::vector<std::string>& overrides);
+/// Reads, checks and builds everything for this rank of `world`; takes no device memory yet. Throws ConfigError with
+/// every problem at once, Error(data) for data that is missing or broken.
+std::unique_ptr<Experiment> make_experiment(World& world, const std::string& path,
+                                            const std::vector<std::string>& overrides);
 
 /// The same for rank 0 of `ranks` imagined ranks, without data: for plans.
-std::unique_ptr<Experiment> make_planned_experiment(int ranks, const std::string& path, const std::vector<std::string>& overrides);
+std::unique_ptr<Experiment> make_planned_experiment(int ranks, const std::string& path,
+                                                    const std::vector<std::string>& overrides);
 
 /// The serial-side twin of an experiment for `verify`: the reference engine on a communicator of this rank alone.
 std::unique_ptr<Experiment> make_reference_experiment(const Experiment& of);

@@ -16,28 +16,39 @@ struct Failure {
 
 int run_alone(const Args& args) {
   switch (args.command) {
-    case Args::Command::plan: return plan_command(args);
-    case Args::Command::list: return list_command(args);
-    case Args::Command::report: return report_command(args);
-    case Args::Command::data_inspect: return data_inspect_command(args);
-    case Args::Command::data_prepare: return data_prepare_command(args);
-    default: break;
+    case Args::Command::plan:
+      return plan_command(args);
+    case Args::Command::list:
+      return list_command(args);
+    case Args::Command::report:
+      return report_command(args);
+    case Args::Command::data_inspect:
+      return data_inspect_command(args);
+    case Args::Command::data_prepare:
+      return data_prepare_command(args);
+    default:
+      break;
   }
   throw Error("this command needs ranks");
 }
 
 int run_together(World& world, const Args& args) {
   switch (args.command) {
-    case Args::Command::run: return run_command(world, args);
-    case Args::Command::verify: return verify_command(world, args);
-    case Args::Command::info: return info_command(world, args);
-    default: break;
+    case Args::Command::run:
+      return run_command(world, args);
+    case Args::Command::verify:
+      return verify_command(world, args);
+    case Args::Command::info:
+      return info_command(world, args);
+    default:
+      break;
   }
   throw Error("this command needs no ranks");
 }
 
 bool needs_ranks(const Args& args) {
-  return args.command == Args::Command::run || args.command == Args::Command::verify || args.command == Args::Command::info;
+  return args.command == Args::Command::run || args.command == Args::Command::verify ||
+         args.command == Args::Command::info;
 }
 
 /// Runs `body` and turns whatever it throws into a Failure.
@@ -60,7 +71,8 @@ void print(const Args& args, const Failure& failure, const std::string& who) {
   std::fprintf(stderr, "error: %s%s\n", who.c_str(), failure.message.c_str());
   std::fflush(stderr);
   if (args.command == Args::Command::run) {
-    std::printf("RESULT INVALID reason=%s code=%d\n", std::string(name_of(failure.code)).c_str(), static_cast<int>(failure.code));
+    std::printf("RESULT INVALID reason=%s code=%d\n", std::string(name_of(failure.code)).c_str(),
+                static_cast<int>(failure.code));
   }
   std::fflush(stdout);
 }
@@ -68,7 +80,8 @@ void print(const Args& args, const Failure& failure, const std::string& who) {
 }  // namespace
 
 bool is_first_by_environment() {
-  for (const char* variable : {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "PALS_RANKID", "FLUX_TASK_RANK"}) {
+  for (const char* variable :
+       {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "PALS_RANKID", "FLUX_TASK_RANK"}) {
     if (const char* rank = std::getenv(variable)) return std::atoi(rank) == 0;
   }
   return true;
@@ -82,7 +95,12 @@ int run_program(const Args& args, int argc, char** argv) {
     return code;
   }
   std::unique_ptr<World> world;
-  int code = guarded([&] { world = make_world(&argc, &argv); return 0; }, failure);
+  int code = guarded(
+      [&] {
+        world = make_world(&argc, &argv);
+        return 0;
+      },
+      failure);
   if (failure) {
     print(args, *failure, "");
     return code;
@@ -96,10 +114,12 @@ int run_program(const Args& args, int argc, char** argv) {
   if (!failure) return code;
   // What one rank meets, others often meet too, and the rest wait for it in vain: the first to fail speaks for all.
   const bool first = world->claim_first_failure(failure->code, failure->message);
-  const bool of_one_rank = world->info().size > 1 && failure->code != ExitCode::usage && failure->code != ExitCode::numeric;
+  const bool of_one_rank =
+      world->info().size > 1 && failure->code != ExitCode::usage && failure->code != ExitCode::numeric;
   if (first) print(args, *failure, of_one_rank ? str("rank ", world->info().rank, "/", world->info().size, ": ") : "");
   if (world->info().size == 1) return code;
   world->abort(failure->code);
+  return code;  // not reached; g++ 12 does not see that a virtual function never returns
 }
 
 }  // namespace pdl

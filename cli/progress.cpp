@@ -13,7 +13,11 @@ constexpr double kLogInterval_s = 5.0;
 }  // namespace
 
 Progress::Progress(PhaseClock& clock, bool speaks, std::int64_t epochs)
-    : clock_(clock), speaks_(speaks), redraws_(stderr_is_terminal()), epochs_(epochs), last_s_(PhaseClock::steady_seconds()) {}
+    : clock_(clock),
+      speaks_(speaks),
+      redraws_(stderr_is_terminal()),
+      epochs_(epochs),
+      last_s_(PhaseClock::steady_seconds()) {}
 
 void Progress::step_end(const StepReport& report) {
   clock_.step_end(report);
@@ -22,8 +26,9 @@ void Progress::step_end(const StepReport& report) {
   if (now_s - last_s_ < (redraws_ ? kTerminalInterval_s : kLogInterval_s)) return;
   last_s_ = now_s;
   std::fprintf(stderr, "%sepoch %lld/%lld  step %lld/%lld  loss %.4f  lr %.3g%s", redraws_ ? "\r\033[K" : "",
-               static_cast<long long>(epoch_ + 1), static_cast<long long>(epochs_), static_cast<long long>(report.step + 1),
-               static_cast<long long>(report.steps), report.loss, report.lr, redraws_ ? "" : "\n");
+               static_cast<long long>(epoch_ + 1), static_cast<long long>(epochs_),
+               static_cast<long long>(report.step + 1), static_cast<long long>(report.steps), report.loss, report.lr,
+               redraws_ ? "" : "\n");
   drawn_ = redraws_;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Progress on stderr: a line that redraws itself on a terminal, else a line every few seconds. Passes everything on to the clock.
+// Progress on stderr: a line that redraws itself on a terminal, else a line every few seconds. Passes everything on to
+// the clock.
 
 #include <cstdint>
 #include <string>

@@ -1,10 +1,10 @@
 #include "cli/run_facts.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "pdl_build_info.h"
 
@@ -22,7 +22,8 @@ std::map<std::string, std::string> relevant_environment() {
     const std::string text = *entry;
     const std::size_t equals = text.find('=');
     if (equals == std::string::npos) continue;
-    for (const char* prefix : {"OMP_", "CUDA_", "NCCL_", "MPIR_", "MPICH_", "OMPI_MCA_", "UCX_", "FI_", "DNNL_", "ONEDNN_"}) {
+    for (const char* prefix :
+         {"OMP_", "CUDA_", "NCCL_", "MPIR_", "MPICH_", "OMPI_MCA_", "UCX_", "FI_", "DNNL_", "ONEDNN_"}) {
       if (text.starts_with(prefix)) kept[text.substr(0, equals)] = text.substr(equals + 1);
     }
     for (const char* name : {"SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION"}) {
@@ -33,7 +34,7 @@ std::map<std::string, std::string> relevant_environment() {
 }
 
 Json describe_rank(const RankInfo& rank, const DeviceInfo& device) {
-  return {{"rank", rank.rank},    {"local_rank", rank.local_rank}, {"host", rank.host},
+  return {{"rank", rank.rank},     {"local_rank", rank.local_rank}, {"host", rank.host},
           {"device", device.name}, {"uuid", device.uuid},           {"threads", device.threads}};
 }
 
@@ -76,8 +77,12 @@ RunRecord collect_run_facts(World& world, const Experiment& experiment, const st
   RunRecord run;
   for (const std::string& text : world.gather(describe_rank(world.info(), experiment.device->info()).dump())) {
     const Json rank = Json::parse(text);
-    run.ranks.push_back({.rank = rank["rank"], .local_rank = rank["local_rank"], .host = rank["host"], .device = rank["device"],
-                         .device_uuid = rank["uuid"], .threads = rank["threads"]});
+    run.ranks.push_back({.rank = rank["rank"],
+                         .local_rank = rank["local_rank"],
+                         .host = rank["host"],
+                         .device = rank["device"],
+                         .device_uuid = rank["uuid"],
+                         .threads = rank["threads"]});
   }
   run.name = config.name;
   run.engine = config.engine->name;
@@ -87,9 +92,14 @@ RunRecord collect_run_facts(World& world, const Experiment& experiment, const st
   run.config_json = experiment.document->effective_json();
   run.config_hash = experiment.document->effective_hash();
   run.engine_description_json = knobs_json(description);
-  run.versions = {{"pdlbench", str(kVersion)}, {"git_sha", str(kGitSha)},       {"git_dirty", kGitDirty ? "true" : "false"},
-                  {"compiler", str(kCompiler)}, {"build_type", str(kBuildType)}, {"flags", str(kFlags)},
-                  {"mpi", world.info().mpi_library}, {"backend_library", experiment.backend->library()}};
+  run.versions = {{"pdlbench", str(kVersion)},
+                  {"git_sha", str(kGitSha)},
+                  {"git_dirty", kGitDirty ? "true" : "false"},
+                  {"compiler", str(kCompiler)},
+                  {"build_type", str(kBuildType)},
+                  {"flags", str(kFlags)},
+                  {"mpi", world.info().mpi_library},
+                  {"backend_library", experiment.backend->library()}};
   run.environment = relevant_environment();
   run.data = describe_data(experiment.data);
   run.epochs_planned = config.training.epochs;
@@ -105,7 +115,9 @@ RunRecord collect_run_facts(World& world, const Experiment& experiment, const st
   return run;
 }
 
-std::string data_identity(const DatasetPair& data) { return data.train->info().identity + "+" + data.validation->info().identity; }
+std::string data_identity(const DatasetPair& data) {
+  return data.train->info().identity + "+" + data.validation->info().identity;
+}
 
 std::int64_t resident_bytes() {
   std::ifstream file("/proc/self/statm");

@@ -1,9 +1,9 @@
 #pragma once
-// The contract of the six parallel engines. An engine owns how training is spread over ranks, and nothing else: kernels, data
-// order, random numbers, optimizer and clocks are given to it.
+// The contract of the six parallel engines. An engine owns how training is spread over ranks, and nothing else:
+// kernels, data order, random numbers, optimizer and clocks are given to it.
 //
-// The contract is an epoch, not a step, because PipeDream never drains its pipeline between steps. Engines that do finish each
-// step before the next implement the smaller StepMethod (synchronous_engine.h).
+// The contract is an epoch, not a step, because PipeDream never drains its pipeline between steps. Engines that do
+// finish each step before the next implement the smaller StepMethod (synchronous_engine.h).
 
 #include <cstdint>
 #include <functional>
@@ -27,8 +27,9 @@ namespace pdl {
 /// The recipe, shared by all engines: the "training" block.
 struct TrainingOptions {
   std::int64_t epochs = 1;
-  std::int64_t global_batch = 0;   ///< samples per optimizer update over all ranks
-  std::int64_t micro_batch = 0;    ///< samples per forward pass on one data-parallel rank; 0: all of the rank's part at once
+  std::int64_t global_batch = 0;  ///< samples per optimizer update over all ranks
+  std::int64_t micro_batch =
+      0;  ///< samples per forward pass on one data-parallel rank; 0: all of the rank's part at once
   std::uint64_t seed = 1234;
   DType dtype = DType::fp32;
   bool deterministic = false;
@@ -37,15 +38,15 @@ struct TrainingOptions {
   LrScheduleOptions lr_schedule;
 };
 
-/// Everything an engine is given. References outlive the engine. For a plan there is no data and the communicator only knows its
-/// shape: constructors must neither allocate device memory nor communicate; `prepare` does.
+/// Everything an engine is given. References outlive the engine. For a plan there is no data and the communicator only
+/// knows its shape: constructors must neither allocate device memory nor communicate; `prepare` does.
 struct EngineContext {
   Communicator& world;
   Device& device;
   Backend& backend;
   const ModelDescription& model;
   const TrainingOptions& training;
-  const DatasetPair& data;               ///< both null in a plan
+  const DatasetPair& data;  ///< both null in a plan
   std::int64_t train_samples = 0;
   std::int64_t validation_samples = 0;
   DataLoaderOptions loader;
@@ -62,30 +63,30 @@ struct PlanTable {
 
 /// What an engine foresees before it takes any memory. Memory and bytes are this rank's.
 struct Prediction {
-  MemoryByKind memory;                 ///< peak of each kind in a training step
-  CommCounts comm_per_step;            ///< calls and bytes of a full step after the first
+  MemoryByKind memory;       ///< peak of each kind in a training step
+  CommCounts comm_per_step;  ///< calls and bytes of a full step after the first
   double bubble_fraction = 0.0;
   std::vector<PlanTable> tables;
-  std::vector<std::string> warnings;   ///< settings that defeat themselves
+  std::vector<std::string> warnings;  ///< settings that defeat themselves
 };
 
 /// What an engine says of itself, for the record.
 struct EngineDescription {
   std::string name;
   int dp = 1, tp = 1, pp = 1;
-  std::int64_t micro_batches = 1;                   ///< per rank and step
-  bool replicated_state = false;                    ///< every rank's state() is rank 0's: one copy makes a checkpoint
-  std::map<std::string, std::string> knobs;         ///< effective values
-  std::vector<std::string> differences;             ///< from upstream, in force in this run
+  std::int64_t micro_batches = 1;            ///< per rank and step
+  bool replicated_state = false;             ///< every rank's state() is rank 0's: one copy makes a checkpoint
+  std::map<std::string, std::string> knobs;  ///< effective values
+  std::vector<std::string> differences;      ///< from upstream, in force in this run
 };
 
 /// What came out of one pass over a plan, the same on every rank.
 struct PassResult {
-  double loss_sum = 0.0;             ///< sum over predictions
-  double correct = 0.0;              ///< predictions whose most likely class was right
-  std::int64_t predictions = 0;      ///< exact count
+  double loss_sum = 0.0;         ///< sum over predictions
+  double correct = 0.0;          ///< predictions whose most likely class was right
+  std::int64_t predictions = 0;  ///< exact count
   std::int64_t steps = 0;
-  bool stopped = false;              ///< a rank was asked to stop; the pass ended early, at a step boundary
+  bool stopped = false;  ///< a rank was asked to stop; the pass ended early, at a step boundary
   double loss() const { return predictions == 0 ? 0.0 : loss_sum / static_cast<double>(predictions); }
 };
 
@@ -107,7 +108,8 @@ class Engine {
   virtual PassResult run_epoch(const EpochPlan& plan, Observer& observer) = 0;
   virtual PassResult evaluate(const EpochPlan& plan) = 0;
 
-  /// Calls `visit` on world rank 0 with every parameter of the dense model, whole, in host memory, in registration order. Collective.
+  /// Calls `visit` on world rank 0 with every parameter of the dense model, whole, in host memory, in registration
+  /// order. Collective.
   using ParameterVisitor = std::function<void(const ParamSpec& spec, int id, const Tensor& values)>;
   virtual void visit_parameters(const ParameterVisitor& visit) = 0;
 
@@ -123,12 +125,13 @@ struct EngineDefinition {
   std::string summary;    ///< one line
   std::string paper;      ///< what it implements
   std::string reference;  ///< the engine it must equal, "serial" for all synchronous ones
-  /// Reads the engine's knobs from its block (plans them against `context`) and builds it. Problems are noted in the reader.
+  /// Reads the engine's knobs from its block (plans them against `context`) and builds it. Problems are noted in the
+  /// reader.
   std::unique_ptr<Engine> (*make)(const EngineContext& context, const ConfigReader& knobs);
   /// Reads the knobs only, for `list`.
   void (*document)(const ConfigReader& knobs);
-  /// Samples that one update consumes per data-parallel rank count: the number of data-parallel ranks for `ranks` ranks and these
-  /// knobs. Decides what `batch_size_per_rank` means and which global batches divide.
+  /// Samples that one update consumes per data-parallel rank count: the number of data-parallel ranks for `ranks` ranks
+  /// and these knobs. Decides what `batch_size_per_rank` means and which global batches divide.
   int (*data_parallel_size)(int ranks, const ConfigReader& knobs);
 };
 

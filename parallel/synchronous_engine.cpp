@@ -27,11 +27,13 @@ class SynchronousEngine final : public Engine {
   Prediction predict() const override {
     Prediction prediction = method_->predict();
     prediction.memory[MemoryKind::communication] += kAgreementBytes + kTextBytes;
-    if (context_.training.deterministic) {  // the group of all ranks and the control group have scratch for fixed-order sums
+    if (context_.training
+            .deterministic) {  // the group of all ranks and the control group have scratch for fixed-order sums
       prediction.memory[MemoryKind::communication] += 2 * deterministic_scratch_bytes(context_.world.size());
     }
     if (context_.world.size() > 1) {
-      prediction.comm_per_step["control.all_reduce"] = {1, ring_bytes("all_reduce", context_.world.size(), kAgreementBytes)};
+      prediction.comm_per_step["control.all_reduce"] = {
+          1, ring_bytes("all_reduce", context_.world.size(), kAgreementBytes)};
     }
     return prediction;
   }
@@ -83,8 +85,8 @@ class SynchronousEngine final : public Engine {
  private:
   static LrSchedule make_schedule(const EngineContext& context) {
     const TrainingOptions& training = context.training;
-    const EpochPlan plan = EpochPlan(context.train_samples, training.global_batch, training.seed, 0, false, training.drop_last,
-                                     context.max_steps_per_epoch);
+    const EpochPlan plan = EpochPlan(context.train_samples, training.global_batch, training.seed, 0, false,
+                                     training.drop_last, context.max_steps_per_epoch);
     return LrSchedule(training.lr_schedule, training.optimizer.lr, plan.steps(), plan.steps() * training.epochs);
   }
 
@@ -113,7 +115,8 @@ class SynchronousEngine final : public Engine {
     return agreed.loss_sum / static_cast<double>(predictions);
   }
 
-  /// Every rank knows that the loss is not finite; the lowest rank that sees why tells the others, and all throw the same words.
+  /// Every rank knows that the loss is not finite; the lowest rank that sees why tells the others, and all throw the
+  /// same words.
   [[noreturn]] void fail_nonfinite(std::int64_t epoch, std::int64_t step) {
     Stream& stream = context_.device.compute_stream();
     const std::string where = method_->model().describe_nonfinite();

@@ -1,6 +1,6 @@
 #pragma once
-// Turns a method that finishes every step before the next one into an Engine: loops over the plan, learning rate, agreement on
-// loss, stop and failure. Five of the six engines are such methods.
+// Turns a method that finishes every step before the next one into an Engine: loops over the plan, learning rate,
+// agreement on loss, stop and failure. Five of the six engines are such methods.
 
 #include <memory>
 

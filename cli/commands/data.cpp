@@ -23,11 +23,13 @@ int data_prepare_command(const Args& args) {
   options.tokenizer.vocabulary_size = args.tokenizer == "bpe" ? args.vocabulary_size : 0;
   const bool redraws = stderr_is_terminal();
   const PrepareResult result = prepare_tokens(options, [&](std::int64_t done, std::int64_t total) {
-    if (redraws) std::fprintf(stderr, "\rtokenizing: %3lld %%", static_cast<long long>(total == 0 ? 100 : 100 * done / total));
+    if (redraws)
+      std::fprintf(stderr, "\rtokenizing: %3lld %%", static_cast<long long>(total == 0 ? 100 : 100 * done / total));
   });
   if (redraws) std::fprintf(stderr, "\n");
-  std::printf("%s: %lld tokens from %lld bytes, %s, vocabulary %lld\n", args.out.c_str(), static_cast<long long>(result.tokens),
-              static_cast<long long>(result.bytes), result.tokenizer.c_str(), static_cast<long long>(result.vocabulary_size));
+  std::printf("%s: %lld tokens from %lld bytes, %s, vocabulary %lld\n", args.out.c_str(),
+              static_cast<long long>(result.tokens), static_cast<long long>(result.bytes), result.tokenizer.c_str(),
+              static_cast<long long>(result.vocabulary_size));
   if (!result.merges_path.empty()) std::printf("%s: the trained merges\n", result.merges_path.c_str());
   return 0;
 }

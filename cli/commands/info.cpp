@@ -14,8 +14,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json describe_rank(const RankInfo& rank, const DeviceInfo& device) {
-  return {{"rank", rank.rank},       {"host", rank.host},          {"local_rank", rank.local_rank}, {"device", device.kind},
-          {"name", device.name},     {"threads", device.threads},  {"memory_bytes", device.memory_bytes}};
+  return {
+      {"rank", rank.rank},   {"host", rank.host},         {"local_rank", rank.local_rank},      {"device", device.kind},
+      {"name", device.name}, {"threads", device.threads}, {"memory_bytes", device.memory_bytes}};
 }
 
 }  // namespace
@@ -46,8 +47,9 @@ int info_command(World& world, const Args& args) {
   }
   std::vector<std::vector<std::string>> rows;
   for (const Json& entry : json["ranks"]) {
-    rows.push_back({str(entry["rank"].get<int>()), entry["host"], str(entry["local_rank"].get<int>()), entry["device"], entry["name"],
-                    str(entry["threads"].get<int>()), format_bytes(entry["memory_bytes"].get<std::int64_t>())});
+    rows.push_back({str(entry["rank"].get<int>()), entry["host"], str(entry["local_rank"].get<int>()), entry["device"],
+                    entry["name"], str(entry["threads"].get<int>()),
+                    format_bytes(entry["memory_bytes"].get<std::int64_t>())});
   }
   std::printf("\n%s", format_table({"rank", "host", "local", "device", "name", "threads", "memory"}, rows).c_str());
   return 0;

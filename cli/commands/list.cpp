@@ -28,7 +28,8 @@ void print_engines() {
     std::printf("\n  %s: %s\n", definition.name.c_str(), definition.summary.c_str());
     if (!definition.paper.empty()) std::printf("    after %s\n", definition.paper.c_str());
     std::vector<std::vector<std::string>> rows;
-    for (const KeyDoc& knob : knobs_of(definition)) rows.push_back({"  " + knob.key, knob.type, knob.default_value, knob.doc});
+    for (const KeyDoc& knob : knobs_of(definition))
+      rows.push_back({"  " + knob.key, knob.type, knob.default_value, knob.doc});
     if (!rows.empty()) std::printf("%s", format_table({"  knob", "type", "default", ""}, rows).c_str());
   }
 }
@@ -42,7 +43,8 @@ void print_workloads() {
 void print_datasets() {
   std::vector<std::vector<std::string>> rows;
   for (const DatasetDoc& set : dataset_docs()) rows.push_back({set.name, set.kind, set.source, set.summary});
-  std::printf("data sets (\"workload\": { \"data\": ... })\n%s", format_table({"name", "kind", "source", ""}, rows).c_str());
+  std::printf("data sets (\"workload\": { \"data\": ... })\n%s",
+              format_table({"name", "kind", "source", ""}, rows).c_str());
 }
 
 Json all_as_json() {
@@ -50,18 +52,27 @@ Json all_as_json() {
   for (const EngineDefinition& definition : engine_definitions()) {
     Json knobs = Json::array();
     for (const KeyDoc& knob : knobs_of(definition)) {
-      knobs.push_back({{"key", knob.key}, {"type", knob.type}, {"default", knob.default_value}, {"doc", knob.doc}, {"choices", knob.choices}});
+      knobs.push_back({{"key", knob.key},
+                       {"type", knob.type},
+                       {"default", knob.default_value},
+                       {"doc", knob.doc},
+                       {"choices", knob.choices}});
     }
-    json["engines"].push_back({{"name", definition.name}, {"summary", definition.summary}, {"paper", definition.paper},
-                               {"reference", definition.reference}, {"knobs", knobs}});
+    json["engines"].push_back({{"name", definition.name},
+                               {"summary", definition.summary},
+                               {"paper", definition.paper},
+                               {"reference", definition.reference},
+                               {"knobs", knobs}});
   }
   for (const ModelInfo& info : model_infos()) {
     json["workloads"].push_back({{"name", info.name}, {"parameters", info.parameters}, {"summary", info.summary}});
   }
   for (const DatasetDoc& set : dataset_docs()) {
     Json keys = Json::array();
-    for (const KeyDoc& key : set.keys) keys.push_back({{"key", key.key}, {"type", key.type}, {"default", key.default_value}, {"doc", key.doc}});
-    json["datasets"].push_back({{"name", set.name}, {"kind", set.kind}, {"source", set.source}, {"summary", set.summary}, {"keys", keys}});
+    for (const KeyDoc& key : set.keys)
+      keys.push_back({{"key", key.key}, {"type", key.type}, {"default", key.default_value}, {"doc", key.doc}});
+    json["datasets"].push_back(
+        {{"name", set.name}, {"kind", set.kind}, {"source", set.source}, {"summary", set.summary}, {"keys", keys}});
   }
   return json;
 }

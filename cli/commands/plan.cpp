@@ -15,10 +15,11 @@ void print_plan(const Experiment& experiment, const Prediction& prediction, int 
   const TrainingOptions& training = experiment.config.training;
   const LayerList layers = experiment.model.build(LayerFactory());
   std::printf("%s on %d rank%s: %s, %lld parameters, %s\n", description.name.c_str(), ranks, ranks == 1 ? "" : "s",
-              experiment.model.name.c_str(), static_cast<long long>(parameter_count(layers)), std::string(name_of(training.dtype)).c_str());
-  std::printf("grid: dp %d, tp %d, pp %d; global batch %lld, %lld micro-batch%s per rank and step\n\n", description.dp, description.tp,
-              description.pp, static_cast<long long>(training.global_batch), static_cast<long long>(description.micro_batches),
-              description.micro_batches == 1 ? "" : "es");
+              experiment.model.name.c_str(), static_cast<long long>(parameter_count(layers)),
+              std::string(name_of(training.dtype)).c_str());
+  std::printf("grid: dp %d, tp %d, pp %d; global batch %lld, %lld micro-batch%s per rank and step\n\n", description.dp,
+              description.tp, description.pp, static_cast<long long>(training.global_batch),
+              static_cast<long long>(description.micro_batches), description.micro_batches == 1 ? "" : "es");
   for (const PlanTable& table : prediction.tables) {
     std::printf("%s\n%s\n", table.title.c_str(), format_table(table.columns, table.rows).c_str());
   }

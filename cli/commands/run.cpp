@@ -32,7 +32,8 @@ class Run {
     try {
       train();
     } catch (const Error& error) {
-      if (writer_) writer_->finish(error.code() == ExitCode::numeric ? RunStatus::diverged : RunStatus::failed, error.what());
+      if (writer_)
+        writer_->finish(error.code() == ExitCode::numeric ? RunStatus::diverged : RunStatus::failed, error.what());
       throw;
     }
     return finish();
@@ -95,24 +96,28 @@ void Run::start() {
 void Run::announce_start(const Prediction& prediction) const {
   const ExperimentConfig& config = experiment_->config;
   const DatasetInfo train = experiment_->data.train->info();
-  std::fprintf(stderr, "%s: %s with %s on %d rank%s (%s, %s), %lld training samples of %s, global batch %lld\n", config.name.c_str(),
-               experiment_->model.name.c_str(), config.engine->name.c_str(), world_.info().size, world_.info().size == 1 ? "" : "s",
-               experiment_->backend->name().c_str(), experiment_->communicator->transport().c_str(),
-               static_cast<long long>(train.samples), train.name.c_str(), static_cast<long long>(config.training.global_batch));
+  std::fprintf(stderr, "%s: %s with %s on %d rank%s (%s, %s), %lld training samples of %s, global batch %lld\n",
+               config.name.c_str(), experiment_->model.name.c_str(), config.engine->name.c_str(), world_.info().size,
+               world_.info().size == 1 ? "" : "s", experiment_->backend->name().c_str(),
+               experiment_->communicator->transport().c_str(), static_cast<long long>(train.samples),
+               train.name.c_str(), static_cast<long long>(config.training.global_batch));
   const double unigram = experiment_->data.validation->info().unigram_perplexity;
   if (unigram > 0.0) std::fprintf(stderr, "unigram perplexity of the validation split: %.2f\n", unigram);
-  std::fprintf(stderr, "memory of a rank, predicted: %s; records in %s\n", format_bytes(prediction.memory.total()).c_str(), directory_.c_str());
+  std::fprintf(stderr, "memory of a rank, predicted: %s; records in %s\n",
+               format_bytes(prediction.memory.total()).c_str(), directory_.c_str());
   for (const std::string& warning : prediction.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
 }
 
 /// Before any memory is taken: what will not fit is refused with the table and the cheapest ways out.
 void Run::check_memory(const Prediction& prediction) const {
   const std::int64_t limit = experiment_->device->memory_limit_bytes();
-  const std::int64_t available = limit > 0 ? limit : experiment_->device->info().memory_bytes / world_.info().local_size;
+  const std::int64_t available =
+      limit > 0 ? limit : experiment_->device->info().memory_bytes / world_.info().local_size;
   if (available <= 0 || prediction.memory.total() <= available) return;
   throw Error(str("a rank needs ", format_bytes(prediction.memory.total()), " and has ", format_bytes(available), "\n",
                   memory_table(prediction.memory, nullptr),
-                  "  cheapest ways out: a smaller training.micro_batch_size (activations), an engine that shards or shares memory, "
+                  "  cheapest ways out: a smaller training.micro_batch_size (activations), an engine that shards or "
+                  "shares memory, "
                   "more ranks, a smaller model"),
               ExitCode::out_of_memory);
 }
@@ -121,8 +126,8 @@ void Run::train() {
   const ExperimentConfig& config = experiment_->config;
   for (std::int64_t epoch = first_epoch_; epoch < config.training.epochs && !stopped_; ++epoch) {
     world_.announce(str("epoch ", epoch + 1));
-    const EpochPlan plan(experiment_->data.train->size(), config.training.global_batch, config.training.seed, epoch, true,
-                         config.training.drop_last, config.measure.max_steps_per_epoch);
+    const EpochPlan plan(experiment_->data.train->size(), config.training.global_batch, config.training.seed, epoch,
+                         true, config.training.drop_last, config.measure.max_steps_per_epoch);
     progress_.epoch_begin(epoch);
     clock_.epoch_begin();
     experiment_->ledger.take();
@@ -142,8 +147,8 @@ void Run::train() {
 
 PassResult Run::evaluate(std::int64_t& eval_steps, std::int64_t& full_eval_steps) {
   const ExperimentConfig& config = experiment_->config;
-  const EpochPlan plan(experiment_->data.validation->size(), config.training.global_batch, config.training.seed, 0, false, false,
-                       config.measure.max_eval_steps);
+  const EpochPlan plan(experiment_->data.validation->size(), config.training.global_batch, config.training.seed, 0,
+                       false, false, config.measure.max_eval_steps);
   eval_steps = plan.steps();
   full_eval_steps = plan.full_steps();
   world_.announce("evaluating");
@@ -153,7 +158,8 @@ PassResult Run::evaluate(std::int64_t& eval_steps, std::int64_t& full_eval_steps
 void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   RankEpoch mine = clock_.epoch_end();
   for (const auto& [operation, count] : experiment_->ledger.take()) {
-    mine.comm[operation] = {.calls = count.calls, .bytes = count.bytes, .busy_s = count.busy_s, .exposed_s = count.exposed_s};
+    mine.comm[operation] = {
+        .calls = count.calls, .bytes = count.bytes, .busy_s = count.busy_s, .exposed_s = count.exposed_s};
   }
   mine.memory_peak = experiment_->device->memory().peak();
   mine.memory_peak_total = experiment_->device->memory().peak_total();
@@ -178,7 +184,8 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
     const PassResult validation = evaluate(facts.eval_steps, facts.full_eval_steps);
     mine.eval_s = PhaseClock::steady_seconds() - before_s;
     facts.val_loss = validation.loss();
-    facts.val_metric = text ? std::exp(validation.loss()) : validation.correct / static_cast<double>(validation.predictions);
+    facts.val_metric =
+        text ? std::exp(validation.loss()) : validation.correct / static_cast<double>(validation.predictions);
   }
   facts.elapsed_s = elapsed_before_s_ + PhaseClock::steady_seconds() - start_s_;
   const std::vector<RankEpoch> ranks = gather(std::move(mine));
@@ -204,10 +211,11 @@ std::vector<RankEpoch> Run::gather(RankEpoch mine) {
 
 void Run::print_epoch(const EpochRecord& record) const {
   const bool text = record.tokens > 0;
-  std::fprintf(stderr, "epoch %lld: train loss %.4f, validation loss %.4f, %s %.4g, %.1f s (%.4g %s/s), memory peak %s\n",
-               static_cast<long long>(record.epoch + 1), record.train_loss, record.val_loss, record.val_metric_name.c_str(),
-               record.val_metric, record.epoch_s, text ? record.tokens_per_s : record.samples_per_s, text ? "tokens" : "images",
-               format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
+  std::fprintf(
+      stderr, "epoch %lld: train loss %.4f, validation loss %.4f, %s %.4g, %.1f s (%.4g %s/s), memory peak %s\n",
+      static_cast<long long>(record.epoch + 1), record.train_loss, record.val_loss, record.val_metric_name.c_str(),
+      record.val_metric, record.epoch_s, text ? record.tokens_per_s : record.samples_per_s, text ? "tokens" : "images",
+      format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
 }
 
 int Run::finish() {
@@ -216,13 +224,15 @@ int Run::finish() {
     writer_->finish(stopped_ ? RunStatus::interrupted : RunStatus::success, stopped_ ? "stopped on request" : "");
     if (stopped_) {
       std::fprintf(stderr, "stopped on request; continue with --resume --out %s\n", directory_.c_str());
-      std::printf("RESULT INVALID reason=interrupted engine=%s ranks=%d out=%s\n", experiment_->config.engine->name.c_str(), rank.size,
-                  directory_.c_str());
+      std::printf("RESULT INVALID reason=interrupted engine=%s ranks=%d out=%s\n",
+                  experiment_->config.engine->name.c_str(), rank.size, directory_.c_str());
     } else {
-      std::printf("RESULT VALID engine=%s ranks=%d epochs=%lld epoch_s=%.4g step_ms=%.4g train_loss=%.6f val_loss=%.6f %s=%.6g out=%s\n",
-                  experiment_->config.engine->name.c_str(), rank.size, static_cast<long long>(experiment_->config.training.epochs),
-                  last_.epoch_s, last_.step_ms.median, last_.train_loss, last_.val_loss, last_.val_metric_name.c_str(),
-                  last_.val_metric, directory_.c_str());
+      std::printf(
+          "RESULT VALID engine=%s ranks=%d epochs=%lld epoch_s=%.4g step_ms=%.4g train_loss=%.6f val_loss=%.6f %s=%.6g "
+          "out=%s\n",
+          experiment_->config.engine->name.c_str(), rank.size,
+          static_cast<long long>(experiment_->config.training.epochs), last_.epoch_s, last_.step_ms.median,
+          last_.train_loss, last_.val_loss, last_.val_metric_name.c_str(), last_.val_metric, directory_.c_str());
     }
     std::fflush(stdout);
   }

@@ -1,4 +1,5 @@
-// pdlbench verify: the engine and its reference from the same initial weights over the same samples, compared tensor by tensor.
+// pdlbench verify: the engine and its reference from the same initial weights over the same samples, compared tensor by
+// tensor.
 
 #include <algorithm>
 #include <cstdio>
@@ -19,16 +20,20 @@ std::string scientific(double value) {
 /// Prints the table; returns whether everything is within the tolerance.
 bool report(const std::vector<Deviation>& rows, double tolerance, const Experiment& experiment, int ranks, int steps) {
   std::vector<std::vector<std::string>> cells;
-  for (const Deviation& row : rows) cells.push_back({row.what, scientific(row.error), row.error <= tolerance ? "" : "DIFFERS"});
+  for (const Deviation& row : rows)
+    cells.push_back({row.what, scientific(row.error), row.error <= tolerance ? "" : "DIFFERS"});
   std::fprintf(stderr, "%s", format_table({"after " + str(steps) + " steps", "relative error", ""}, cells).c_str());
   const Deviation worst = worst_of(rows);
-  const auto first = std::find_if(rows.begin(), rows.end(), [&](const Deviation& row) { return !(row.error <= tolerance); });
+  const auto first =
+      std::find_if(rows.begin(), rows.end(), [&](const Deviation& row) { return !(row.error <= tolerance); });
   const bool same = first == rows.end();
-  std::fprintf(stderr, "worst: %s, %s (tolerance %s)\n", worst.what.c_str(), scientific(worst.error).c_str(), scientific(tolerance).c_str());
+  std::fprintf(stderr, "worst: %s, %s (tolerance %s)\n", worst.what.c_str(), scientific(worst.error).c_str(),
+               scientific(tolerance).c_str());
   if (!same) std::fprintf(stderr, "first to differ: %s\n", first->what.c_str());
-  std::printf("VERIFY %s engine=%s reference=%s ranks=%d steps=%d worst=%s tolerance=%s%s\n", same ? "PASSED" : "FAILED",
-              experiment.config.engine->name.c_str(), experiment.config.engine->reference.c_str(), ranks, steps,
-              scientific(worst.error).c_str(), scientific(tolerance).c_str(), same ? "" : (" first=\"" + first->what + "\"").c_str());
+  std::printf("VERIFY %s engine=%s reference=%s ranks=%d steps=%d worst=%s tolerance=%s%s\n",
+              same ? "PASSED" : "FAILED", experiment.config.engine->name.c_str(),
+              experiment.config.engine->reference.c_str(), ranks, steps, scientific(worst.error).c_str(),
+              scientific(tolerance).c_str(), same ? "" : (" first=\"" + first->what + "\"").c_str());
   return same;
 }
 
@@ -36,16 +41,20 @@ bool report(const std::vector<Deviation>& rows, double tolerance, const Experime
 
 int verify_command(World& world, const Args& args) {
   std::unique_ptr<Experiment> experiment = make_experiment(world, args.config, args.overrides);
-  const double tolerance = args.tolerance > 0.0 ? args.tolerance : experiment->config.training.dtype == DType::fp64 ? 1e-11 : 1e-5;
+  const double tolerance = args.tolerance > 0.0                               ? args.tolerance
+                           : experiment->config.training.dtype == DType::fp64 ? 1e-11
+                                                                              : 1e-5;
   world.announce("verify: engine");
   const Outcome outcome = train_for_comparison(*experiment, args.steps);
-  // The reference runs on rank 0 alone, which may take longer than any exchange should: the others wait without a deadline.
+  // The reference runs on rank 0 alone, which may take longer than any exchange should: the others wait without a
+  // deadline.
   bool same = true;
   if (world.info().rank == 0) {
     world.announce("verify: reference");
     std::unique_ptr<Experiment> reference = make_reference_experiment(*experiment);
     const int steps = static_cast<int>(outcome.losses.size());
-    same = report(compare(outcome, train_for_comparison(*reference, steps)), tolerance, *experiment, world.info().size, steps);
+    same = report(compare(outcome, train_for_comparison(*reference, steps)), tolerance, *experiment, world.info().size,
+                  steps);
   }
   const double timeout_s = world.timeout_s();
   world.set_timeout(0.0);

@@ -2,9 +2,11 @@
 // The complete list of numeric operations, implemented once per backend (cpu/, cuda/) under the same file names.
 //
 // Rules for every operation
-//   - Outputs come first. Nothing allocates: outputs, saved values and workspace are given. Shapes are checked at entry.
+//   - Outputs come first. Nothing allocates: outputs, saved values and workspace are given. Shapes are checked at
+//   entry.
 //   - Work is queued on the stream the backend was told (`set_stream`); on the CPU it is done on return.
-//   - A weight gradient is added to its destination when `accumulate` is true, else it overwrites it. Data gradients overwrite,
+//   - A weight gradient is added to its destination when `accumulate` is true, else it overwrites it. Data gradients
+//   overwrite,
 //     unless the operation says otherwise.
 //   - Statistics, losses and sums are fp32 at least; sums over many elements are formed in fp64 on the CPU.
 //   - Data gradient and weight gradient are separate calls, so that communication can start between them.
@@ -25,13 +27,13 @@ enum class Activation { none, relu, gelu_tanh };
 /// A tensor [N, ...] that is a part of a wider one maps its local columns into the unsharded sample:
 /// local element (row r of `local_width` columns, column c) of a sample is element r * full_width + first_column + c.
 struct DropoutKey {
-  double rate = 0.0;                       ///< 0 switches dropout off
+  double rate = 0.0;  ///< 0 switches dropout off
   std::uint64_t seed = 0;
-  std::uint32_t update = 0;                ///< optimizer update (PipeDream: mini-batch) that the sample belongs to
-  std::uint32_t site = 0;                  ///< which dropout of the model: layer index * 8 + place inside the layer
+  std::uint32_t update = 0;                  ///< optimizer update (PipeDream: mini-batch) that the sample belongs to
+  std::uint32_t site = 0;                    ///< which dropout of the model: layer index * 8 + place inside the layer
   const std::int64_t* sample_ids = nullptr;  ///< [N] global sample ids, device memory
-  std::int64_t samples = 0;                ///< N
-  std::int64_t local_width = 0;            ///< 0: the tensor is whole
+  std::int64_t samples = 0;                  ///< N
+  std::int64_t local_width = 0;              ///< 0: the tensor is whole
   std::int64_t full_width = 0;
   std::int64_t first_column = 0;
 };
@@ -48,9 +50,9 @@ struct UpdateSegment {
 
 struct AdamScalars {
   double lr, beta1, beta2, epsilon, weight_decay;
-  bool decoupled_decay;   ///< AdamW: w -= lr * decay * w; else (Adam) g += decay * w
-  std::int64_t update;    ///< 1 for the first update: bias correction
-  double grad_scale;      ///< gradients are multiplied by this first (clipping, loss scaling)
+  bool decoupled_decay;  ///< AdamW: w -= lr * decay * w; else (Adam) g += decay * w
+  std::int64_t update;   ///< 1 for the first update: bias correction
+  double grad_scale;     ///< gradients are multiplied by this first (clipping, loss scaling)
 };
 
 struct SgdScalars {
@@ -66,24 +68,30 @@ class Backend {
   virtual std::string library() const = 0;  ///< versions of the libraries below it
   virtual void set_stream(Stream& stream) = 0;
 
-  // --- matrix products: x [M, I], w [O, I], bias [O], y [M, O] -------------------------------------------------------------
-  /// y = activation(x w^T + bias). `bias` may be undefined. For gelu_tanh, `pre_activation` [M, O] receives x w^T + bias when
-  /// defined; relu needs none, as y itself tells where it was cut.
-  virtual void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation) = 0;
+  // --- matrix products: x [M, I], w [O, I], bias [O], y [M, O]
+  // -------------------------------------------------------------
+  /// y = activation(x w^T + bias). `bias` may be undefined. For gelu_tanh, `pre_activation` [M, O] receives x w^T +
+  /// bias when defined; relu needs none, as y itself tells where it was cut.
+  virtual void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias,
+                              Activation activation) = 0;
   /// dx = dy w.
   virtual void linear_backward_data(Tensor dx, Tensor dy, Tensor w) = 0;
   /// dw (+)= dy^T x; dbias (+)= column sums of dy when dbias is defined.
   virtual void linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) = 0;
 
-  // --- convolutions: x [N, H, W, C], w [K, R, S, C], bias [K], y [N, H', W', K] -------------------------------------------
+  // --- convolutions: x [N, H, W, C], w [K, R, S, C], bias [K], y [N, H', W', K]
+  // -------------------------------------------
   /// Each takes `workspace` (uint8) of at least conv2d_workspace_bytes.
-  virtual void conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2dGeometry geometry, Activation activation, Tensor workspace) = 0;
+  virtual void conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2dGeometry geometry, Activation activation,
+                              Tensor workspace) = 0;
   virtual void conv2d_backward_data(Tensor dx, Tensor dy, Tensor w, Conv2dGeometry geometry, Tensor workspace) = 0;
-  virtual void conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, Conv2dGeometry geometry, bool accumulate, Tensor workspace) = 0;
+  virtual void conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, Conv2dGeometry geometry,
+                                      bool accumulate, Tensor workspace) = 0;
   /// The largest workspace of the three, for x [N, H, W, C] and w [K, R, S, C].
   virtual std::int64_t conv2d_workspace_bytes(const Shape& x, const Shape& w, Conv2dGeometry geometry, DType dtype) = 0;
 
-  // --- pooling: x [N, H, W, C], y [N, H/k, W/k, C], kernel = stride = k, rest dropped --------------------------------------
+  // --- pooling: x [N, H, W, C], y [N, H/k, W/k, C], kernel = stride = k, rest dropped
+  // --------------------------------------
   /// `argmax` [uint8, shape of y]: position r * k + s of the first maximum in its window.
   virtual void max_pool_forward(Tensor y, Tensor argmax, Tensor x, std::int64_t kernel) = 0;
   /// Writes every element of dx.
@@ -92,7 +100,8 @@ class Backend {
   virtual void adaptive_avg_pool_forward(Tensor y, Tensor x) = 0;
   virtual void adaptive_avg_pool_backward(Tensor dx, Tensor dy) = 0;
 
-  // --- element by element --------------------------------------------------------------------------------------------------
+  // --- element by element
+  // --------------------------------------------------------------------------------------------------
   /// dx = dy * activation'(saved), saved = pre-activation for gelu_tanh, y for relu. dx may be dy.
   virtual void activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) = 0;
   /// y = mask(key) * x / (1 - rate); y may be x. Its own backward, with dy in place of x.
@@ -100,56 +109,69 @@ class Backend {
   /// y = residual + dropout(x); y may be residual or x.
   virtual void residual_add(Tensor y, Tensor residual, Tensor x, const DropoutKey& key) = 0;
 
-  // --- layer norm over the last axis: x [M, C], gamma beta [C], mean rstd [M] ----------------------------------------------
+  // --- layer norm over the last axis: x [M, C], gamma beta [C], mean rstd [M]
+  // ----------------------------------------------
   virtual void layernorm_forward(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor gamma, Tensor beta) = 0;
   /// dx = gradient (+ dresidual when defined: the gradient that reaches x past the norm; dx may be dresidual or dy);
   /// dgamma, dbeta (+)=.
-  virtual void layernorm_backward(Tensor dx, Tensor dgamma, Tensor dbeta, Tensor dy, Tensor dresidual, Tensor x, Tensor gamma,
-                                  Tensor mean, Tensor rstd, bool accumulate) = 0;
+  virtual void layernorm_backward(Tensor dx, Tensor dgamma, Tensor dbeta, Tensor dy, Tensor dresidual, Tensor x,
+                                  Tensor gamma, Tensor mean, Tensor rstd, bool accumulate) = 0;
 
-  // --- causal self-attention: qkv [B, T, A, 3, D], y [B, T, A, D] ----------------------------------------------------------
+  // --- causal self-attention: qkv [B, T, A, 3, D], y [B, T, A, D]
+  // ----------------------------------------------------------
   /// y = dropout(softmax(q k^T / sqrt(D), causal)) v per head. `stats` [B, A, T] receives log-sum-exp of each row.
-  /// Dropout elements of a sample are (head, query, key) of the unsharded [A, T, T]; `first_head` is this shard's first head
-  /// (key.local_width is not used here).
-  virtual void attention_forward(Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key, std::int64_t first_head, Tensor workspace) = 0;
+  /// Dropout elements of a sample are (head, query, key) of the unsharded [A, T, T]; `first_head` is this shard's first
+  /// head (key.local_width is not used here).
+  virtual void attention_forward(Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key, std::int64_t first_head,
+                                 Tensor workspace) = 0;
   virtual void attention_backward(Tensor dqkv, Tensor dy, Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key,
                                   std::int64_t first_head, Tensor workspace) = 0;
   /// Bytes of `workspace` that the two need for a qkv of this shape.
   virtual std::int64_t attention_workspace_bytes(const Shape& qkv, DType dtype) const = 0;
 
-  // --- embedding: tokens int32 [B, T], wte [V, C], wpe [T_max, C], y [B, T, C] ---------------------------------------------
-  /// y = dropout(wte[token] + wpe[t]). Tokens outside [first_token, first_token + V) give wte's part as 0 (vocabulary shards);
-  /// `wpe` may be undefined.
-  virtual void embedding_forward(Tensor y, Tensor tokens, Tensor wte, Tensor wpe, std::int64_t first_token, const DropoutKey& key) = 0;
-  /// dwte[token] (+)= dy, dwpe[t] (+)= sum over b of dy. dy has been through `dropout` already. Either may be undefined.
-  virtual void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dy, Tensor tokens, std::int64_t first_token, bool accumulate_wte,
-                                  bool accumulate_wpe) = 0;
+  // --- embedding: tokens int32 [B, T], wte [V, C], wpe [T_max, C], y [B, T, C]
+  // ---------------------------------------------
+  /// y = dropout(wte[token] + wpe[t]). Tokens outside [first_token, first_token + V) give wte's part as 0 (vocabulary
+  /// shards); `wpe` may be undefined.
+  virtual void embedding_forward(Tensor y, Tensor tokens, Tensor wte, Tensor wpe, std::int64_t first_token,
+                                 const DropoutKey& key) = 0;
+  /// dwte[token] (+)= dy, dwpe[t] (+)= sum over b of dy. dy has been through `dropout` already. Either may be
+  /// undefined.
+  virtual void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dy, Tensor tokens, std::int64_t first_token,
+                                  bool accumulate_wte, bool accumulate_wpe) = 0;
 
-  // --- loss: logits [M, V], targets int32 [M]; target -1 is ignored --------------------------------------------------------
-  /// row_loss [M] = -log softmax(logits)[target]; row_correct [M] = 1 where the first maximum is the target, else 0. When
-  /// `dlogits` is defined it receives scale * (softmax - onehot), 0 in ignored rows; it may be logits itself.
-  virtual void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets, double scale) = 0;
+  // --- loss: logits [M, V], targets int32 [M]; target -1 is ignored
+  // --------------------------------------------------------
+  /// row_loss [M] = -log softmax(logits)[target]; row_correct [M] = 1 where the first maximum is the target, else 0.
+  /// When `dlogits` is defined it receives scale * (softmax - onehot), 0 in ignored rows; it may be logits itself.
+  virtual void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
+                             double scale) = 0;
 
-  // --- flat ranges ---------------------------------------------------------------------------------------------------------
+  // --- flat ranges
+  // ---------------------------------------------------------------------------------------------------------
   virtual void fill(Tensor x, double value) = 0;
-  virtual void copy(Tensor y, Tensor x) = 0;                     ///< same elements; converts between dtypes
-  virtual void add(Tensor y, Tensor x, double scale) = 0;        ///< y += scale * x
+  virtual void copy(Tensor y, Tensor x) = 0;               ///< same elements; converts between dtypes
+  virtual void add(Tensor y, Tensor x, double scale) = 0;  ///< y += scale * x
   virtual void scale(Tensor x, double factor) = 0;
-  virtual void accumulate_sum(Tensor total, Tensor x) = 0;       ///< total fp64 [1] += sum of x, in index order
+  virtual void accumulate_sum(Tensor total, Tensor x) = 0;  ///< total fp64 [1] += sum of x, in index order
   /// totals fp64 [segments] = sum of squares of each segment of x: canonical, one fp64 sum per segment in index order.
   virtual void sum_of_squares(Tensor totals, Tensor x, const UpdateSegment* segments, std::int64_t count) = 0;
 
-  // --- optimizer updates over the segments of flat ranges; every range has the same length --------------------------------
-  virtual void sgd_update(Tensor values, Tensor grads, Tensor momentum, const UpdateSegment* segments, std::int64_t count,
-                          const SgdScalars& scalars) = 0;
-  virtual void adam_update(Tensor values, Tensor grads, Tensor first_moment, Tensor second_moment, const UpdateSegment* segments,
-                           std::int64_t count, const AdamScalars& scalars) = 0;
+  // --- optimizer updates over the segments of flat ranges; every range has the same length
+  // --------------------------------
+  virtual void sgd_update(Tensor values, Tensor grads, Tensor momentum, const UpdateSegment* segments,
+                          std::int64_t count, const SgdScalars& scalars) = 0;
+  virtual void adam_update(Tensor values, Tensor grads, Tensor first_moment, Tensor second_moment,
+                           const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) = 0;
   /// LAMB, first half: moments as in Adam, then `direction` = m^ / (sqrt(v^) + eps) + decay * w (may be grads), and
-  /// norms fp64 [segments, 2] = squared norms of w and of the direction, to be summed over shards before the second half.
-  virtual void lamb_direction(Tensor direction, Tensor norms, Tensor values, Tensor grads, Tensor first_moment, Tensor second_moment,
-                              const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) = 0;
+  /// norms fp64 [segments, 2] = squared norms of w and of the direction, to be summed over shards before the second
+  /// half.
+  virtual void lamb_direction(Tensor direction, Tensor norms, Tensor values, Tensor grads, Tensor first_moment,
+                              Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
+                              const AdamScalars& scalars) = 0;
   /// LAMB, second half: w -= lr * ratio * direction, ratio = |w| / |direction|, 1 where either is 0.
-  virtual void lamb_apply(Tensor values, Tensor direction, Tensor norms, const UpdateSegment* segments, std::int64_t count, double lr) = 0;
+  virtual void lamb_apply(Tensor values, Tensor direction, Tensor norms, const UpdateSegment* segments,
+                          std::int64_t count, double lr) = 0;
 };
 
 struct BackendOptions {

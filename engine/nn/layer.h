@@ -1,6 +1,7 @@
 #pragma once
-// A layer is code without memory: values, gradients, saved activations and workspace are passed in through LayerIo. So the same
-// Linear runs on a data-parallel replica, on gathered shards, on a stashed weight version and on a recomputed slot.
+// A layer is code without memory: values, gradients, saved activations and workspace are passed in through LayerIo. So
+// the same Linear runs on a data-parallel replica, on gathered shards, on a stashed weight version and on a recomputed
+// slot.
 
 #include <cstdint>
 #include <span>
@@ -14,14 +15,14 @@ namespace pdl {
 
 /// The samples of one forward pass, on the device, and what turns them into a gradient.
 struct MicroBatch {
-  std::int64_t size = 0;          ///< N samples
-  Tensor input;                   ///< [N, ...] of the first layer's input; undefined away from the first stage
-  Tensor target;                  ///< int32 [N] or [N, T]; undefined away from the last stage
-  Tensor sample_ids;              ///< int64 [N] global sample ids
-  Tensor metrics;                 ///< fp64 [2]: += sum of losses, += number of correct predictions
+  std::int64_t size = 0;  ///< N samples
+  Tensor input;           ///< [N, ...] of the first layer's input; undefined away from the first stage
+  Tensor target;          ///< int32 [N] or [N, T]; undefined away from the last stage
+  Tensor sample_ids;      ///< int64 [N] global sample ids
+  Tensor metrics;         ///< fp64 [2]: += sum of losses, += number of correct predictions
   std::uint64_t seed = 0;
-  std::int64_t update = 0;        ///< dropout key: the optimizer update that these samples belong to
-  double gradient_scale = 1.0;    ///< 1 / (losses in the global batch): sums of gradients are then means
+  std::int64_t update = 0;      ///< dropout key: the optimizer update that these samples belong to
+  double gradient_scale = 1.0;  ///< 1 / (losses in the global batch): sums of gradients are then means
 };
 
 /// Told when a parameter's gradient is complete for this backward pass, in the order in which that happens.
@@ -41,17 +42,17 @@ struct LayerIo {
 
   Backend& backend;
   const MicroBatch& batch;
-  bool training = true;               ///< false: no dropout, nothing needs saving
-  bool wants_input_grad = true;       ///< false for the first layer: dx is not computed
-  int layer_index = 0;                ///< place in the model: dropout sites are layer_index * 8 + k
+  bool training = true;          ///< false: no dropout, nothing needs saving
+  bool wants_input_grad = true;  ///< false for the first layer: dx is not computed
+  int layer_index = 0;           ///< place in the model: dropout sites are layer_index * 8 + k
 
-  Tensor x, y;                        ///< forward: input, output; backward: both as they were
-  Tensor dx, dy;                      ///< backward only; the layer may overwrite dy; dx overwrites
-  std::span<const Tensor> params;     ///< in the order of param_specs
-  std::span<const Tensor> grads;      ///< likewise
-  std::span<const char> accumulate;   ///< likewise: 1 when this gradient already holds a part of the sum
-  std::span<const Tensor> saved;      ///< in the order of saved_specs
-  Tensor workspace;                   ///< uint8, workspace_bytes
+  Tensor x, y;                       ///< forward: input, output; backward: both as they were
+  Tensor dx, dy;                     ///< backward only; the layer may overwrite dy; dx overwrites
+  std::span<const Tensor> params;    ///< in the order of param_specs
+  std::span<const Tensor> grads;     ///< likewise
+  std::span<const char> accumulate;  ///< likewise: 1 when this gradient already holds a part of the sum
+  std::span<const Tensor> saved;     ///< in the order of saved_specs
+  Tensor workspace;                  ///< uint8, workspace_bytes
 
   /// Called by the layer once grads[i] is final for this call, last parameter first.
   struct Ready {
@@ -66,7 +67,8 @@ struct LayerIo {
   DropoutKey dropout_key(double rate, int place) const;
 };
 
-/// Hyper-parameters only. Shapes are those of the tensors passed in, so the same layer serves any batch and sequence length.
+/// Hyper-parameters only. Shapes are those of the tensors passed in, so the same layer serves any batch and sequence
+/// length.
 class Layer {
  public:
   virtual ~Layer() = default;

@@ -17,26 +17,33 @@ std::unique_ptr<Layer> LayerFactory::conv2d(std::string name, const ConvOptions&
 std::unique_ptr<Layer> LayerFactory::max_pool(std::string name, std::int64_t kernel) const {
   return std::make_unique<MaxPool>(std::move(name), kernel);
 }
-std::unique_ptr<Layer> LayerFactory::adaptive_avg_pool(std::string name, std::int64_t height, std::int64_t width) const {
+std::unique_ptr<Layer> LayerFactory::adaptive_avg_pool(std::string name, std::int64_t height,
+                                                       std::int64_t width) const {
   return std::make_unique<AdaptiveAvgPool>(std::move(name), height, width);
 }
-std::unique_ptr<Layer> LayerFactory::flatten(std::string name) const { return std::make_unique<Flatten>(std::move(name)); }
+std::unique_ptr<Layer> LayerFactory::flatten(std::string name) const {
+  return std::make_unique<Flatten>(std::move(name));
+}
 std::unique_ptr<Layer> LayerFactory::dropout(std::string name, double rate) const {
   return std::make_unique<Dropout>(std::move(name), rate);
 }
 std::unique_ptr<Layer> LayerFactory::layernorm(std::string name, std::int64_t width) const {
   return std::make_unique<LayerNorm>(std::move(name), width);
 }
-std::unique_ptr<Layer> LayerFactory::attention(std::string name, std::int64_t heads, std::int64_t width, double dropout) const {
+std::unique_ptr<Layer> LayerFactory::attention(std::string name, std::int64_t heads, std::int64_t width,
+                                               double dropout) const {
   PDL_CHECK(heads > 0 && width % heads == 0, name, ": ", heads, " heads do not divide a width of ", width);
   return std::make_unique<Attention>(std::move(name), width / heads, dropout);
 }
 std::unique_ptr<Layer> LayerFactory::embedding(std::string name, const EmbeddingOptions& options) const {
   return std::make_unique<Embedding>(std::move(name), options);
 }
-std::unique_ptr<Layer> LayerFactory::lm_head(std::string name, std::int64_t width, std::int64_t vocabulary, std::string tied_to) const {
+std::unique_ptr<Layer> LayerFactory::lm_head(std::string name, std::int64_t width, std::int64_t vocabulary,
+                                             std::string tied_to) const {
   return std::make_unique<LmHead>(std::move(name), width, vocabulary, std::move(tied_to));
 }
-std::unique_ptr<Layer> LayerFactory::loss(std::string name) const { return std::make_unique<SoftmaxCrossEntropy>(std::move(name)); }
+std::unique_ptr<Layer> LayerFactory::loss(std::string name) const {
+  return std::make_unique<SoftmaxCrossEntropy>(std::move(name));
+}
 
 }  // namespace pdl

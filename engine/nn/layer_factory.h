@@ -1,7 +1,7 @@
 #pragma once
-// Models ask a LayerFactory for their layers, in model words. The dense factory gives ordinary layers; the tensor-parallel and
-// spatial ones (parallel/shard) give layers that hold a part and communicate, and are the dense layers when the part is the
-// whole. The factory never speaks of tricks.
+// Models ask a LayerFactory for their layers, in model words. The dense factory gives ordinary layers; the
+// tensor-parallel and spatial ones (parallel/shard) give layers that hold a part and communicate, and are the dense
+// layers when the part is the whole. The factory never speaks of tricks.
 
 #include <memory>
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace pdl {
 
-/// Which way a linear layer may be divided: `column` divides its outputs, `row` its inputs (the output of a column layer).
+/// Which way a linear layer may be divided: `column` divides its outputs, `row` its inputs (the output of a column
+/// layer).
 enum class Split { none, column, row };
 
 struct LinearOptions {
@@ -47,12 +48,15 @@ class LayerFactory {
   virtual std::unique_ptr<Layer> flatten(std::string name) const;
   virtual std::unique_ptr<Layer> dropout(std::string name, double rate) const;
   virtual std::unique_ptr<Layer> layernorm(std::string name, std::int64_t width) const;
-  /// Causal attention of `heads` heads over qkv [B, T, A, 3, D] packed per head; output [B, T, C]. Heads may be divided.
-  virtual std::unique_ptr<Layer> attention(std::string name, std::int64_t heads, std::int64_t width, double dropout) const;
+  /// Causal attention of `heads` heads over qkv [B, T, A, 3, D] packed per head; output [B, T, C]. Heads may be
+  /// divided.
+  virtual std::unique_ptr<Layer> attention(std::string name, std::int64_t heads, std::int64_t width,
+                                           double dropout) const;
   /// Token plus position: "wte.weight" [V, C], "wpe.weight" [positions, C].
   virtual std::unique_ptr<Layer> embedding(std::string name, const EmbeddingOptions& options) const;
   /// Logits [B, T, V] over the transposed embedding: tied to `tied_to`.
-  virtual std::unique_ptr<Layer> lm_head(std::string name, std::int64_t width, std::int64_t vocabulary, std::string tied_to) const;
+  virtual std::unique_ptr<Layer> lm_head(std::string name, std::int64_t width, std::int64_t vocabulary,
+                                         std::string tied_to) const;
   /// Softmax cross-entropy against the micro-batch's targets, summed times gradient_scale.
   virtual std::unique_ptr<Layer> loss(std::string name) const;
 };

@@ -15,22 +15,22 @@ using LayerList = std::vector<std::unique_ptr<Layer>>;
 
 /// What an engine needs to build any slice of a model with its own factory.
 struct ModelDescription {
-  std::string name;                                            ///< "gpt2-medium"
-  std::function<LayerList(const LayerFactory&)> build;         ///< whole model, loss last
-  TensorSpec sample_input;                                     ///< one sample, without N: [T] int32, or [H, W, C]
-  TensorSpec sample_target;                                    ///< [T] or [1] int32
-  std::int64_t predictions_per_sample = 1;                     ///< losses per sample: T for text, 1 for images
-  double training_flops_per_sample = 0.0;                      ///< forward and backward, the formula named in `flops_formula`
+  std::string name;                                     ///< "gpt2-medium"
+  std::function<LayerList(const LayerFactory&)> build;  ///< whole model, loss last
+  TensorSpec sample_input;                              ///< one sample, without N: [T] int32, or [H, W, C]
+  TensorSpec sample_target;                             ///< [T] or [1] int32
+  std::int64_t predictions_per_sample = 1;              ///< losses per sample: T for text, 1 for images
+  double training_flops_per_sample = 0.0;               ///< forward and backward, the formula named in `flops_formula`
   std::string flops_formula;
 };
 
 /// One layer's costs, for plans, partitions and reports.
 struct LayerInfo {
   std::string name;
-  Shape output;              ///< of one sample, N = 1
+  Shape output;  ///< of one sample, N = 1
   std::int64_t parameters = 0;
-  std::int64_t saved_bytes = 0;   ///< per sample, output included
-  double forward_flops = 0.0;     ///< per sample
+  std::int64_t saved_bytes = 0;  ///< per sample, output included
+  double forward_flops = 0.0;    ///< per sample
 };
 
 /// Shapes of x per layer for `samples` samples; entry i is layer i's input, the last entry the loss's output (empty).
@@ -41,8 +41,8 @@ std::vector<LayerInfo> describe_layers(const LayerList& layers, const TensorSpec
 /// Element count of the distinct parameters (tied ones once).
 std::int64_t parameter_count(const LayerList& layers);
 
-/// The store of layers [first, last): ids and layer numbers are those of the whole model. A tied parameter has its target's id and
-/// initial values, also where the target is outside.
+/// The store of layers [first, last): ids and layer numbers are those of the whole model. A tied parameter has its
+/// target's id and initial values, also where the target is outside.
 ParamStore make_param_store(const LayerList& layers, int first, int last);
 
 }  // namespace pdl

@@ -1,9 +1,9 @@
 #pragma once
 // Parameters as descriptions (ParamSpec) and as flat storage (ParamStore).
 //
-// A parameter has an id: its place in the dense model's registration order, the same for every engine, shard and rank. Values
-// and gradients of all parameters held by a rank lie end to end in registration order, without padding, so that buckets,
-// shards, stashes and the fused optimizer are arithmetic on ranges of elements.
+// A parameter has an id: its place in the dense model's registration order, the same for every engine, shard and rank.
+// Values and gradients of all parameters held by a rank lie end to end in registration order, without padding, so that
+// buckets, shards, stashes and the fused optimizer are arithmetic on ranges of elements.
 
 #include <cstdint>
 #include <span>
@@ -28,10 +28,10 @@ struct ParamSlice {
 };
 
 struct ParamSpec {
-  std::string name;        ///< unique in the model: "h.0.attn.qkv.weight"
-  Shape global_shape;      ///< of the unsharded tensor
+  std::string name;    ///< unique in the model: "h.0.attn.qkv.weight"
+  Shape global_shape;  ///< of the unsharded tensor
   InitRule init = {};
-  bool decay = true;       ///< false for biases and norms when the recipe spares them
+  bool decay = true;         ///< false for biases and norms when the recipe spares them
   std::string tied_to = {};  ///< name of the parameter whose storage this one shares; empty when its own
   ParamSlice slice = {};
 
@@ -46,14 +46,15 @@ struct ParamSpec {
 /// A parameter placed in a store.
 struct Param {
   ParamSpec spec;
-  int id = 0;                 ///< place in the dense model's registration order; of a tied one, its target's
-  int layer = 0;              ///< model index of the layer that registers it
-  std::int64_t offset = 0;    ///< elements, into the flat ranges
+  int id = 0;               ///< place in the dense model's registration order; of a tied one, its target's
+  int layer = 0;            ///< model index of the layer that registers it
+  std::int64_t offset = 0;  ///< elements, into the flat ranges
   std::int64_t count = 0;
 };
 
-/// Values and gradients of the parameters of some layers, flat. A tied parameter whose target is in the same store has no range
-/// of its own; one whose target is elsewhere (another pipeline stage) has, and its engine keeps the copies equal.
+/// Values and gradients of the parameters of some layers, flat. A tied parameter whose target is in the same store has
+/// no range of its own; one whose target is elsewhere (another pipeline stage) has, and its engine keeps the copies
+/// equal.
 class ParamStore {
  public:
   /// Lays the parameters out; allocates nothing. `specs[i]` belongs to model layer `layers[i]` and has id `ids[i]`.
@@ -74,11 +75,12 @@ class ParamStore {
 
   Tensor values() const { return values_.tensor(dtype_, Shape{elements_}); }
   Tensor grads() const { return grads_.tensor(dtype_, Shape{elements_}); }
-  /// Value and gradient of params()[index], in the parameter's shape; `values`/`grads` may be another flat range of equal layout.
+  /// Value and gradient of params()[index], in the parameter's shape; `values`/`grads` may be another flat range of
+  /// equal layout.
   Tensor view(const Tensor& flat, int index) const;
 
-  /// One segment per parameter, in layout order: what norms and optimizer updates run over. All decay, or only those whose
-  /// spec does.
+  /// One segment per parameter, in layout order: what norms and optimizer updates run over. All decay, or only those
+  /// whose spec does.
   std::vector<UpdateSegment> segments(bool all_decay) const;
 
  private:

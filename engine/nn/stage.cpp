@@ -8,7 +8,8 @@ namespace {
 constexpr std::int64_t kAlignment = 64;
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// Tells the listener of a parameter once its last contribution in this pass is in: a tied one is heard of at the later layer.
+/// Tells the listener of a parameter once its last contribution in this pass is in: a tied one is heard of at the later
+/// layer.
 struct StoreReady final : LayerIo::Ready {
   void operator()(int i) override {
     const int owner = store->owner((*registered)[static_cast<std::size_t>(i)]);
@@ -22,9 +23,14 @@ struct StoreReady final : LayerIo::Ready {
 
 }  // namespace
 
-Stage::Stage(const LayerList& layers, int first, int last, const TensorSpec& sample_input, std::int64_t max_samples, DType dtype,
-             Backend& backend)
-    : first_(first), last_(last), sample_input_(sample_input), max_samples_(max_samples), dtype_(dtype), backend_(backend) {
+Stage::Stage(const LayerList& layers, int first, int last, const TensorSpec& sample_input, std::int64_t max_samples,
+             DType dtype, Backend& backend)
+    : first_(first),
+      last_(last),
+      sample_input_(sample_input),
+      max_samples_(max_samples),
+      dtype_(dtype),
+      backend_(backend) {
   PDL_CHECK(first >= 0 && first < last && last <= static_cast<int>(layers.size()), "layers ", first, " to ", last);
   const std::vector<Shape> shapes = layer_input_shapes(layers, sample_input, max_samples);
   input_shape_ = shapes[static_cast<std::size_t>(first)];
@@ -100,9 +106,10 @@ LayerIo Stage::layer_io(std::size_t position, const Pass& pass, const std::vecto
   return io;
 }
 
-Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch, const Tensor& x,
-                      bool training) {
-  PDL_CHECK(batch.size > 0 && batch.size <= max_samples_, "a slot for ", max_samples_, " samples was given ", batch.size);
+Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch,
+                      const Tensor& x, bool training) {
+  PDL_CHECK(batch.size > 0 && batch.size <= max_samples_, "a slot for ", max_samples_, " samples was given ",
+            batch.size);
   const std::vector<Shape> shapes = shapes_for(batch.size);
   const Pass pass{store, values, slot, batch, x};
   Tensor y;
@@ -114,8 +121,9 @@ Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot&
   return y;
 }
 
-Tensor Stage::backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched, const Slot& slot,
-                       const MicroBatch& batch, const Tensor& x, Tensor dy, GradientListener* listener) {
+Tensor Stage::backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched,
+                       const Slot& slot, const MicroBatch& batch, const Tensor& x, Tensor dy,
+                       GradientListener* listener) {
   const std::vector<Shape> shapes = shapes_for(batch.size);
   const Pass pass{store, values, slot, batch, x};
   std::vector<int> pending(store.params().size(), 0);

@@ -1,9 +1,9 @@
 #pragma once
 // A stage runs the layers [first, last) of a model forward and back, over parameters and slots that it is given.
 //
-// A slot is the memory of one micro-batch in flight: every layer's output and saved tensors, at fixed offsets. Schedules that
-// keep several micro-batches in flight take several slots. Gradients between layers ping-pong through two scratch buffers that
-// all slots share, since only one backward runs at a time.
+// A slot is the memory of one micro-batch in flight: every layer's output and saved tensors, at fixed offsets.
+// Schedules that keep several micro-batches in flight take several slots. Gradients between layers ping-pong through
+// two scratch buffers that all slots share, since only one backward runs at a time.
 
 #include <cstdint>
 #include <vector>
@@ -25,14 +25,15 @@ class Slot {
 
 class Stage {
  public:
-  /// Plans memory for micro-batches of up to `max_samples`; allocates nothing. The layers and the backend must outlive the stage.
-  Stage(const LayerList& layers, int first, int last, const TensorSpec& sample_input, std::int64_t max_samples, DType dtype,
-        Backend& backend);
+  /// Plans memory for micro-batches of up to `max_samples`; allocates nothing. The layers and the backend must outlive
+  /// the stage.
+  Stage(const LayerList& layers, int first, int last, const TensorSpec& sample_input, std::int64_t max_samples,
+        DType dtype, Backend& backend);
 
   /// Takes the shared scratch (gradient ping-pong: activations; layer workspace: workspace).
   void allocate(Device& device);
   std::int64_t slot_bytes() const { return slot_bytes_; }
-  std::int64_t scratch_bytes() const { return scratch_bytes_; }        ///< both ping-pong buffers
+  std::int64_t scratch_bytes() const { return scratch_bytes_; }  ///< both ping-pong buffers
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
   Slot make_slot(Device& device) const { return Slot(device, slot_bytes_); }
 
@@ -40,18 +41,19 @@ class Stage {
   TensorSpec input_spec(std::int64_t samples) const;
   TensorSpec output_spec(std::int64_t samples) const;
 
-  /// Runs the layers. `x` is batch.input on the first stage, else what the stage before handed on; it must stay valid until
-  /// backward of this slot is done. Returns the last layer's output, inside the slot. In training a stage that begins with the loss
-  /// leaves the gradient in place of `x`, so it takes each `x` once.
-  Tensor forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch, const Tensor& x,
-                 bool training);
+  /// Runs the layers. `x` is batch.input on the first stage, else what the stage before handed on; it must stay valid
+  /// until backward of this slot is done. Returns the last layer's output, inside the slot. In training a stage that
+  /// begins with the loss leaves the gradient in place of `x`, so it takes each `x` once.
+  Tensor forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch,
+                 const Tensor& x, bool training);
 
-  /// Backward through the slot's forward. `dy` is undefined after the loss; it may be overwritten. Returns dx inside the scratch
-  /// (undefined for the first layer of the model; `x` itself when the stage begins with the loss), valid until the next backward.
-  /// `values` and `grads` are flat ranges of the store's layout; `touched[i]` says whether params()[i] already holds a part of the
-  /// sum and is set. The listener hears each parameter once, after its last contribution in this pass.
-  Tensor backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched, const Slot& slot,
-                  const MicroBatch& batch, const Tensor& x, Tensor dy, GradientListener* listener);
+  /// Backward through the slot's forward. `dy` is undefined after the loss; it may be overwritten. Returns dx inside
+  /// the scratch (undefined for the first layer of the model; `x` itself when the stage begins with the loss), valid
+  /// until the next backward. `values` and `grads` are flat ranges of the store's layout; `touched[i]` says whether
+  /// params()[i] already holds a part of the sum and is set. The listener hears each parameter once, after its last
+  /// contribution in this pass.
+  Tensor backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched,
+                  const Slot& slot, const MicroBatch& batch, const Tensor& x, Tensor dy, GradientListener* listener);
 
   int first() const { return first_; }
   int last() const { return last_; }
@@ -60,9 +62,9 @@ class Stage {
  private:
   struct PlacedLayer {
     const Layer* layer = nullptr;
-    int index = 0;                            ///< in the model
-    std::vector<int> params;                  ///< registered parameter numbers in the store, in the order of param_specs
-    std::int64_t y_offset = 0;                ///< bytes into the slot, for max_samples
+    int index = 0;              ///< in the model
+    std::vector<int> params;    ///< registered parameter numbers in the store, in the order of param_specs
+    std::int64_t y_offset = 0;  ///< bytes into the slot, for max_samples
     std::vector<std::int64_t> saved_offsets;  ///< likewise
   };
   /// What one forward or backward call works on.

@@ -34,7 +34,8 @@ class Tensor {
   }
   /// Elements [offset, offset + count) of the flattened tensor, as a vector.
   Tensor range(std::int64_t offset, std::int64_t count) const {
-    PDL_CHECK(offset >= 0 && count >= 0 && offset + count <= elements(), "range ", offset, "+", count, " of ", elements());
+    PDL_CHECK(offset >= 0 && count >= 0 && offset + count <= elements(), "range ", offset, "+", count, " of ",
+              elements());
     return Tensor(static_cast<char*>(data_) + offset * size_of(dtype_), dtype_, Shape{count});
   }
   /// Entries [first, first + count) along the first axis.

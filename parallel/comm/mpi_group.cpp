@@ -1,5 +1,6 @@
 #include "parallel/comm/mpi_group.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <utility>
@@ -94,8 +95,8 @@ std::string MpiOperation::describe() const {
 std::string MpiOperation::describe_late(double waited_s) const {
   const GroupBoard& board = group_.board();
   if (board.members().empty()) return "the group is still being set up";
-  // Half of the wait: a rank that is merely busy with something else will usually have been heard from since.
-  if (sequence_ > 0) return board.late_members(sequence_, 0.5 * waited_s);
+  // A rank that is merely busy with something else will usually have been heard from in half of the wait.
+  if (sequence_ > 0) return board.late_members(sequence_, std::max(1.0, 0.5 * waited_s));
   return str("rank ", board.members()[static_cast<std::size_t>(record_.root)].world_rank, " has not ",
              record_.call == CommCall::recv ? "sent" : "received", " it (", board.describe_member(record_.root), ")");
 }

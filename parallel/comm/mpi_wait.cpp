@@ -1,7 +1,7 @@
 #include "parallel/comm/mpi_wait.h"
 
-#include <sched.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,9 +14,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// The peer that is waited for may need this very core, so it is given away first; naps follow once that has not helped.
-// Each lasts an eighth of the wait so far, so that the wait grows by no more than that.
-constexpr int kYields = 50;
+// At first a wait just looks, for a moment that costs less than a nap: longer when every rank of the host can have a
+// core of its own. Then it naps, each time for an eighth of the wait so far, so that the wait grows by no more than
+// that. It never calls sched_yield: recent kernels let a task that yields run again only after all others have had
+// their turn, which makes a small all-reduce take milliseconds as soon as some rank still computes; a nap ends on time.
+constexpr microseconds kLookWithOwnCore{200};
+constexpr microseconds kLookWithSharedCore{20};
 constexpr double kNapShare = 1.0 / 8.0;
 constexpr microseconds kShortestNap{50};
 constexpr microseconds kLongestNap{1000};
@@ -24,6 +27,8 @@ constexpr microseconds kLongestNap{1000};
 // small all-reduce among busy ranks ten times slower.
 constexpr int kTestsPerNap = 8;
 constexpr double kTellOthersAfterS = 0.2;
+
+double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 /// Lets the others see what this rank waits for, once it has waited for a while.
 class WaitSign {
@@ -47,6 +52,8 @@ class WaitSign {
 }  // namespace
 
 MpiWaiter::MpiWaiter(HostBoard& board) : board_(board) {
+  // Not the cores that this process may use: a rank bound to one core has that one for itself.
+  look_s_ = seconds(board.ranks() <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kLookWithOwnCore : kLookWithSharedCore);
   ::prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // by default the kernel may stretch a nap of 50 us to 100
 }
 
@@ -55,11 +62,6 @@ void MpiWaiter::advance() {
 }
 
 void MpiWaiter::wait(MpiWaitable& what, double timeout_s) {
-  for (int turn = 0; turn < kYields; ++turn) {
-    advance();
-    if (what.test()) return;
-    ::sched_yield();
-  }
   const Clock::time_point start = Clock::now();
   WaitSign sign(board_);
   while (true) {
@@ -67,10 +69,11 @@ void MpiWaiter::wait(MpiWaitable& what, double timeout_s) {
       advance();
       if (what.test()) return;
     }
+    const double waited_s = seconds(Clock::now() - start);
+    if (waited_s < look_s_) continue;
     board_.heartbeat();
     what.check_peers();
     check_failed_peer();
-    const double waited_s = std::chrono::duration<double>(Clock::now() - start).count();
     if (timeout_s > 0.0 && waited_s > timeout_s) give_up(what, waited_s);
     if (waited_s > kTellOthersAfterS) sign.show(what);
     const microseconds nap(static_cast<std::int64_t>(1e6 * kNapShare * waited_s));
@@ -85,9 +88,9 @@ void MpiWaiter::check_failed_peer() const {
 }
 
 void MpiWaiter::give_up(const MpiWaitable& what, double waited_s) const {
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.1f", waited_s);
-  throw Error(str("rank ", board_.world_rank(), " waited ", seconds, " s in vain for ", what.describe(), ": ",
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", waited_s);
+  throw Error(str("rank ", board_.world_rank(), " waited ", text, " s in vain for ", what.describe(), ": ",
                   what.describe_late(waited_s)),
               ExitCode::communication);
 }

@@ -3,7 +3,7 @@
 //
 // A blocking MPI call spins. With more ranks than cores that makes a small all-reduce a hundred times slower, and a
 // rank that waits for a lost peer waits for ever. So all of pdlbench's communication is non-blocking and waits here:
-// test, give the core away, sleep for a while, look at the peers' boards, look at the clock.
+// test for a moment, nap, look at the peers' boards, look at the clock.
 
 #include <string>
 #include <vector>
@@ -51,6 +51,7 @@ class MpiWaiter {
   [[noreturn]] void give_up(const MpiWaitable& what, double waited_s) const;
 
   HostBoard& board_;
+  double look_s_ = 0.0;  ///< how long a wait looks before it naps
   std::vector<MpiMachine*> machines_;
 };
 

@@ -108,6 +108,7 @@ class HostBoard {
   HostBoard(std::vector<RankBoard*> boards, std::vector<int> world_ranks, int mine);
 
   RankBoard& mine() { return *boards_[static_cast<std::size_t>(mine_)]; }
+  int ranks() const { return static_cast<int>(boards_.size()); }  ///< of this host
   int world_rank() const { return world_ranks_[static_cast<std::size_t>(mine_)]; }
   /// nullptr for a rank of another host.
   const RankBoard* find(int world_rank) const;

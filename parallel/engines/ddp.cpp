@@ -7,7 +7,8 @@
 //       during the last backward, when a gradient is final:
 //         put it into its bucket; launch the bucket's all-reduce (sum) once the bucket and all before it are complete
 //     wait for all buckets, in order
-//     norm, clip, update                                     (equal sums everywhere: replicas stay equal without communication)
+//     norm, clip, update                                     (equal sums everywhere: replicas stay equal without
+//     communication)
 //   after the first step: rebuild the buckets in the order in which gradients arrived
 //
 // Paper: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
@@ -19,14 +20,16 @@
 //   - gradients reduced once per step however many micro-batches (no_sync on all but the last)
 //   - start-up check of the shapes, then broadcast of the weights in chunks of 250 MiB
 // Differs from upstream
-//   - losses are divided by the predictions of the global batch and gradients are summed, never averaged over ranks: exact for a
+//   - losses are divided by the predictions of the global batch and gradients are summed, never averaged over ranks:
+//   exact for a
 //     ragged last batch, where upstream weights the samples of smaller parts more
-//   - parameters without a gradient do not occur in these models; find_unused_parameters costs what it costs upstream (a bitmap
+//   - parameters without a gradient do not occur in these models; find_unused_parameters costs what it costs upstream
+//   (a bitmap
 //     all-reduce per step, no rebuild) and changes nothing else
 //   - broadcast_buffers is missing: the models here have no buffers
 //
 // Knobs (upstream name = default)
-//   bucket_cap_mb=25  first_bucket_mb=1  gradient_as_bucket_view=false  find_unused_parameters=false  static_graph=false
+//   bucket_cap_mb=25  first_bucket_mb=1  gradient_as_bucket_view=false  find_unused_parameters=false static_graph=false
 //   small_bucket=first (upstream: environment variable DDP_SET_LAST_BUCKET_CAP)
 
 #include <algorithm>
@@ -52,15 +55,18 @@ struct DdpKnobs {
 DdpKnobs read_knobs(const ConfigReader& reader) {
   DdpKnobs knobs;
   knobs.bucket_cap_mb = reader.get("bucket_cap_mb", knobs.bucket_cap_mb, "bucket limit in MiB", {1e-6, 1e6});
-  knobs.first_bucket_mb = reader.get("first_bucket_mb", knobs.first_bucket_mb, "limit of the small bucket in MiB", {1e-6, 1e6});
-  knobs.gradient_as_bucket_view = reader.get("gradient_as_bucket_view", knobs.gradient_as_bucket_view,
-                                             "reduce gradients in place instead of in bucket copies: saves one gradient's memory");
+  knobs.first_bucket_mb =
+      reader.get("first_bucket_mb", knobs.first_bucket_mb, "limit of the small bucket in MiB", {1e-6, 1e6});
+  knobs.gradient_as_bucket_view =
+      reader.get("gradient_as_bucket_view", knobs.gradient_as_bucket_view,
+                 "reduce gradients in place instead of in bucket copies: saves one gradient's memory");
   knobs.find_unused_parameters = reader.get("find_unused_parameters", knobs.find_unused_parameters,
                                             "agree on used parameters every step, as upstream; rules out the rebuild");
-  knobs.static_graph =
-      reader.get("static_graph", knobs.static_graph, "delay the first step's reductions to the end of its backward pass");
-  knobs.small_bucket = reader.choice("small_bucket", knobs.small_bucket, {"first", "last"},
-                                     "which bucket is the small one after the rebuild: the first or the last to be reduced");
+  knobs.static_graph = reader.get("static_graph", knobs.static_graph,
+                                  "delay the first step's reductions to the end of its backward pass");
+  knobs.small_bucket =
+      reader.choice("small_bucket", knobs.small_bucket, {"first", "last"},
+                    "which bucket is the small one after the rebuild: the first or the last to be reduced");
   return knobs;
 }
 
@@ -127,9 +133,12 @@ class Ddp final : public StepMethod {
 
  private:
   std::int64_t used_bytes() const {
-    return knobs_.find_unused_parameters ? static_cast<std::int64_t>(replica_.store().params().size()) * size_of(DType::int32) : 0;
+    return knobs_.find_unused_parameters
+               ? static_cast<std::int64_t>(replica_.store().params().size()) * size_of(DType::int32)
+               : 0;
   }
-  /// Every parameter of these models is used on every rank that has samples; the exchange is what upstream pays to know it.
+  /// Every parameter of these models is used on every rank that has samples; the exchange is what upstream pays to know
+  /// it.
   void agree_on_used_parameters() {
     Stream& stream = context_.device.compute_stream();
     const Tensor used = used_.tensor(DType::int32, Shape{static_cast<std::int64_t>(replica_.store().params().size())});
@@ -156,7 +165,9 @@ Prediction Ddp::predict() const {
   prediction.memory[MemoryKind::optimizer] = update_.predicted_bytes(replica_);
   prediction.memory[MemoryKind::communication] = reducer_.predicted_bytes() + used_bytes();
 
-  PlanTable table{.title = "all-reduce buckets, in launch order", .columns = {"bucket", "parameters", "MiB", "first", "last"}, .rows = {}};
+  PlanTable table{.title = "all-reduce buckets, in launch order",
+                  .columns = {"bucket", "parameters", "MiB", "first", "last"},
+                  .rows = {}};
   CommCount count;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     const std::int64_t bytes = buckets[b].elements * element_bytes;
@@ -179,8 +190,9 @@ Prediction Ddp::predict() const {
   }
   const std::int64_t tail = buckets.back().elements * element_bytes;
   if (ranks > 1 && buckets.size() > 1 && 10 * tail > total) {
-    prediction.warnings.push_back(str("the last bucket (", mebibytes(tail), " MiB, ", 100 * tail / total,
-                                      " % of all bytes) is complete only when the backward pass ends: it cannot overlap"));
+    prediction.warnings.push_back(
+        str("the last bucket (", mebibytes(tail), " MiB, ", 100 * tail / total,
+            " % of all bytes) is complete only when the backward pass ends: it cannot overlap"));
   }
   return prediction;
 }

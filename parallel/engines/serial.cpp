@@ -18,7 +18,8 @@ namespace {
 
 class Serial final : public StepMethod {
  public:
-  explicit Serial(const EngineContext& context) : replica_(context, DataParallelPlace{}, LayerFactory()), update_(context) {}
+  explicit Serial(const EngineContext& context)
+      : replica_(context, DataParallelPlace{}, LayerFactory()), update_(context) {}
 
   EngineDescription describe() const override {
     EngineDescription description;
@@ -56,7 +57,8 @@ class Serial final : public StepMethod {
 
 std::unique_ptr<Engine> make_serial(const EngineContext& context, const ConfigReader& knobs) {
   if (context.world.size() != 1) {
-    knobs.problem("name", str("the serial engine runs on one rank, not on ", context.world.size(), "; start one rank, or choose ddp"));
+    knobs.problem("name", str("the serial engine runs on one rank, not on ", context.world.size(),
+                              "; start one rank, or choose ddp"));
     return nullptr;
   }
   return make_synchronous_engine(context, std::make_unique<Serial>(context));

@@ -12,10 +12,14 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 Shape batched(const Shape& sample, std::int64_t count) {
   Shape shape{count};
   switch (sample.rank()) {
-    case 1: return Shape{count, sample[0]};
-    case 2: return Shape{count, sample[0], sample[1]};
-    case 3: return Shape{count, sample[0], sample[1], sample[2]};
-    default: PDL_CHECK(false, "samples have one to three extents, not ", sample.to_string());
+    case 1:
+      return Shape{count, sample[0]};
+    case 2:
+      return Shape{count, sample[0], sample[1]};
+    case 3:
+      return Shape{count, sample[0], sample[1], sample[2]};
+    default:
+      PDL_CHECK(false, "samples have one to three extents, not ", sample.to_string());
   }
   return shape;
 }
@@ -34,8 +38,12 @@ std::vector<Part> rank_pieces(std::int64_t step_samples, DataParallelPlace place
 
 }  // namespace
 
-BatchFeeder::BatchFeeder(const EngineContext& context, const Dataset& dataset, DataParallelPlace place, std::int64_t max_micro_batch)
-    : place_(place), max_micro_batch_(max_micro_batch), device_(context.device), loader_(dataset, context.loader, max_micro_batch) {
+BatchFeeder::BatchFeeder(const EngineContext& context, const Dataset& dataset, DataParallelPlace place,
+                         std::int64_t max_micro_batch)
+    : place_(place),
+      max_micro_batch_(max_micro_batch),
+      device_(context.device),
+      loader_(dataset, context.loader, max_micro_batch) {
   const ModelDescription& model = context.model;
   const DType dtype = input_dtype(model, context.training.dtype);
   const Shape input = batched(model.sample_input.shape, max_micro_batch);
@@ -93,11 +101,13 @@ void BatchFeeder::read_ahead() {
     if (ahead_piece_ == ahead_pieces_.size()) {
       if (++ahead_step_ == plan_->steps()) return;
       ahead_piece_ = 0;
-      ahead_pieces_ = rank_pieces(static_cast<std::int64_t>(plan_->step_ids(ahead_step_).size()), place_, max_micro_batch_);
+      ahead_pieces_ =
+          rank_pieces(static_cast<std::int64_t>(plan_->step_ids(ahead_step_).size()), place_, max_micro_batch_);
       continue;
     }
     const Part piece = ahead_pieces_[ahead_piece_++];
-    loader_.push(plan_->step_ids(ahead_step_).subspan(static_cast<std::size_t>(piece.begin), static_cast<std::size_t>(piece.count)));
+    loader_.push(plan_->step_ids(ahead_step_)
+                     .subspan(static_cast<std::size_t>(piece.begin), static_cast<std::size_t>(piece.count)));
   }
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // Brings this rank's samples of each step to the device, one micro-batch at a time, read ahead on loader threads.
 //
-// The samples of a step are decided by the epoch plan. Data-parallel rank r of R takes the contiguous part split_evenly(n, R, r)
-// and cuts it into micro-batches; a rank may have none in a ragged last step.
+// The samples of a step are decided by the epoch plan. Data-parallel rank r of R takes the contiguous part
+// split_evenly(n, R, r) and cuts it into micro-batches; a rank may have none in a ragged last step.
 
 #include <cstdint>
 #include <deque>
@@ -25,7 +25,8 @@ struct DataParallelPlace {
 class BatchFeeder {
  public:
   /// `max_micro_batch` bounds the size of a micro-batch.
-  BatchFeeder(const EngineContext& context, const Dataset& dataset, DataParallelPlace place, std::int64_t max_micro_batch);
+  BatchFeeder(const EngineContext& context, const Dataset& dataset, DataParallelPlace place,
+              std::int64_t max_micro_batch);
 
   /// Bytes of device memory that the constructor takes, for plans.
   static std::int64_t device_bytes(const ModelDescription& model, DType dtype, std::int64_t max_micro_batch);
@@ -45,12 +46,12 @@ class BatchFeeder {
   Device& device_;
   DataLoader loader_;
   const EpochPlan* plan_ = nullptr;
-  std::int64_t step_ = 0;                          ///< next step to begin
-  std::int64_t ahead_step_ = 0;                    ///< step from which samples are asked for
+  std::int64_t step_ = 0;        ///< next step to begin
+  std::int64_t ahead_step_ = 0;  ///< step from which samples are asked for
   std::size_t ahead_piece_ = 0;
   std::vector<Part> pieces_, ahead_pieces_;
   Buffer memory_;
-  Tensor input_, target_, sample_ids_;             ///< for max_micro_batch samples
+  Tensor input_, target_, sample_ids_;  ///< for max_micro_batch samples
 };
 
 }  // namespace pdl

@@ -6,8 +6,8 @@
 
 namespace pdl {
 
-std::vector<Bucket> assign_buckets(const std::vector<int>& order, const std::vector<std::int64_t>& elements, std::int64_t element_bytes,
-                                   const std::vector<std::int64_t>& limits_bytes) {
+std::vector<Bucket> assign_buckets(const std::vector<int>& order, const std::vector<std::int64_t>& elements,
+                                   std::int64_t element_bytes, const std::vector<std::int64_t>& limits_bytes) {
   PDL_CHECK(!limits_bytes.empty(), "a bucket needs a limit");
   std::vector<Bucket> buckets;
   Bucket open;

@@ -14,7 +14,8 @@ BucketedAllReduce::BucketedAllReduce(const ParamStore& store, Communicator& grou
   std::iota(reverse_registration_.rbegin(), reverse_registration_.rend(), 0);
   steady_ = steady_plan(reverse_registration_);
   const std::int64_t no_limit = std::numeric_limits<std::int64_t>::max();
-  use(options_.single_bucket_at_first ? assign_buckets(reverse_registration_, elements_, element_bytes_, {no_limit}) : steady_);
+  use(options_.single_bucket_at_first ? assign_buckets(reverse_registration_, elements_, element_bytes_, {no_limit})
+                                      : steady_);
 }
 
 std::vector<Bucket> BucketedAllReduce::steady_plan(const std::vector<int>& arrival) const {
@@ -35,7 +36,8 @@ std::int64_t BucketedAllReduce::predicted_bytes() const {
 void BucketedAllReduce::prepare(Device& device, Backend& backend) {
   device_ = &device;
   backend_ = &backend;
-  if (!options_.in_place) bucket_memory_ = device.allocate(store_.elements() * element_bytes_, MemoryKind::communication);
+  if (!options_.in_place)
+    bucket_memory_ = device.allocate(store_.elements() * element_bytes_, MemoryKind::communication);
   arrival_memory_ =
       device.allocate(static_cast<std::int64_t>(elements_.size()) * size_of(DType::int32), MemoryKind::communication);
 }
@@ -71,7 +73,8 @@ void BucketedAllReduce::begin() {
 
 void BucketedAllReduce::agree_on_arrival() {
   Stream& stream = device_->compute_stream();
-  // A rank whose part of a ragged first step was empty saw no arrival: what it has not seen follows in reverse registration.
+  // A rank whose part of a ragged first step was empty saw no arrival: what it has not seen follows in reverse
+  // registration.
   std::vector<char> seen(elements_.size(), 0);
   for (int param : arrival_) seen[static_cast<std::size_t>(param)] = 1;
   for (int param : reverse_registration_) {
@@ -96,7 +99,8 @@ void BucketedAllReduce::gradient_ready(int index) {
   if (ready_[param]) return;
   ready_[param] = 1;
   if (first_pass_) arrival_.push_back(index);
-  if (!options_.in_place) backend_->copy(slot(index), store_.grads().range(store_.params()[param].offset, elements_[param]));
+  if (!options_.in_place)
+    backend_->copy(slot(index), store_.grads().range(store_.params()[param].offset, elements_[param]));
   --missing_[static_cast<std::size_t>(bucket_of_[param])];
   if (!(first_pass_ && options_.wait_for_end_at_first)) launch_complete_buckets();
   group_.progress();
@@ -110,7 +114,8 @@ std::vector<BucketedAllReduce::Piece> BucketedAllReduce::pieces_of(const Bucket&
   if (!options_.in_place) return {{slot_offset_[static_cast<std::size_t>(bucket.params.front())], bucket.elements}};
   std::vector<Piece> pieces;
   for (int param : bucket.params) {
-    pieces.push_back({store_.params()[static_cast<std::size_t>(param)].offset, elements_[static_cast<std::size_t>(param)]});
+    pieces.push_back(
+        {store_.params()[static_cast<std::size_t>(param)].offset, elements_[static_cast<std::size_t>(param)]});
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.offset < b.offset; });
   std::vector<Piece> merged;
@@ -126,7 +131,8 @@ std::vector<BucketedAllReduce::Piece> BucketedAllReduce::pieces_of(const Bucket&
 
 void BucketedAllReduce::launch(std::size_t bucket) {
   Stream& stream = device_->compute_stream();
-  const Tensor flat = options_.in_place ? store_.grads() : bucket_memory_.tensor(store_.dtype(), Shape{store_.elements()});
+  const Tensor flat =
+      options_.in_place ? store_.grads() : bucket_memory_.tensor(store_.dtype(), Shape{store_.elements()});
   for (const Piece& piece : pieces_of(buckets_[bucket])) {
     in_flight_[bucket].push_back(group_.all_reduce(flat.range(piece.offset, piece.count), ReduceOp::sum, stream));
   }

@@ -5,7 +5,8 @@
 //                       if that was the bucket's last and all earlier buckets are launched: launch its all-reduce
 //   finish():           launch what is left, wait for the buckets in order, copy the sums back
 //
-// Buckets are launched strictly in index order on every rank, however the gradients arrive, so collectives always match.
+// Buckets are launched strictly in index order on every rank, however the gradients arrive, so collectives always
+// match.
 
 #include <cstdint>
 #include <vector>
@@ -19,17 +20,19 @@ namespace pdl {
 struct BucketOptions {
   std::int64_t first_limit_bytes = 1 << 20;
   std::int64_t limit_bytes = 25 << 20;
-  bool small_bucket_first = true;       ///< which bucket has the first limit after the rebuild: the first or the last to reduce
-  bool in_place = false;                ///< reduce inside the gradient range; else through buckets of their own
-  bool single_bucket_at_first = true;   ///< one bucket until the arrival order is known
-  bool rebuild = true;                  ///< once, in the arrival order of the first reduced backward pass
-  bool wait_for_end_at_first = false;   ///< launch nothing before the end of the first backward pass
+  bool small_bucket_first =
+      true;               ///< which bucket has the first limit after the rebuild: the first or the last to reduce
+  bool in_place = false;  ///< reduce inside the gradient range; else through buckets of their own
+  bool single_bucket_at_first = true;  ///< one bucket until the arrival order is known
+  bool rebuild = true;                 ///< once, in the arrival order of the first reduced backward pass
+  bool wait_for_end_at_first = false;  ///< launch nothing before the end of the first backward pass
 };
 
 class BucketedAllReduce final : public GradientListener {
  public:
   /// Plans only.
-  BucketedAllReduce(const ParamStore& store, Communicator& group, const BucketOptions& options, std::int64_t element_bytes);
+  BucketedAllReduce(const ParamStore& store, Communicator& group, const BucketOptions& options,
+                    std::int64_t element_bytes);
 
   void prepare(Device& device, Backend& backend);
   /// Bytes that `prepare` takes.
@@ -41,7 +44,8 @@ class BucketedAllReduce final : public GradientListener {
   /// After the backward pass; gradients that never became ready are reduced as they stand.
   void finish();
 
-  /// Buckets in force from the second step on (the planned arrival order is reverse registration until one was observed).
+  /// Buckets in force from the second step on (the planned arrival order is reverse registration until one was
+  /// observed).
   const std::vector<Bucket>& steady_buckets() const { return steady_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
@@ -65,14 +69,14 @@ class BucketedAllReduce final : public GradientListener {
   Device* device_ = nullptr;
   Backend* backend_ = nullptr;
   Buffer bucket_memory_, arrival_memory_;
-  std::vector<std::int64_t> elements_;      ///< of each parameter
+  std::vector<std::int64_t> elements_;  ///< of each parameter
   std::vector<int> reverse_registration_;
   std::vector<Bucket> buckets_, steady_;
-  std::vector<int> bucket_of_;              ///< of each parameter
-  std::vector<std::int64_t> slot_offset_;   ///< elements, of each parameter's slot in bucket_memory_
-  std::vector<int> missing_;                ///< gradients that each bucket still waits for
-  std::vector<char> ready_;                 ///< of each parameter
-  std::size_t next_ = 0;                    ///< first bucket not launched
+  std::vector<int> bucket_of_;             ///< of each parameter
+  std::vector<std::int64_t> slot_offset_;  ///< elements, of each parameter's slot in bucket_memory_
+  std::vector<int> missing_;               ///< gradients that each bucket still waits for
+  std::vector<char> ready_;                ///< of each parameter
+  std::size_t next_ = 0;                   ///< first bucket not launched
   std::vector<std::vector<Work>> in_flight_;
   std::vector<int> arrival_;
   bool first_pass_ = true, rebuilt_ = false;

@@ -4,7 +4,9 @@
 
 namespace pdl {
 
-std::int64_t largest_local_batch(std::int64_t global_batch, int size) { return split_evenly(global_batch, size, 0).count; }
+std::int64_t largest_local_batch(std::int64_t global_batch, int size) {
+  return split_evenly(global_batch, size, 0).count;
+}
 
 namespace {
 
@@ -21,8 +23,8 @@ Replica::Replica(const EngineContext& context, DataParallelPlace place, const La
       layers_(context.model.build(factory)),
       store_(make_param_store(layers_, 0, static_cast<int>(layers_.size()))),
       micro_batch_(local_micro_batch(context.training, place.size)),
-      stage_(layers_, 0, static_cast<int>(layers_.size()), context.model.sample_input, micro_batch_, context.training.dtype,
-             context.backend),
+      stage_(layers_, 0, static_cast<int>(layers_.size()), context.model.sample_input, micro_batch_,
+             context.training.dtype, context.backend),
       segments_(store_.segments(context.training.optimizer.decay_biases_and_norms)) {}
 
 void Replica::prepare() {

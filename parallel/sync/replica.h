@@ -1,6 +1,6 @@
 #pragma once
-// A whole model on one rank: its parameters, one slot, and the passes over micro-batches that every engine with complete
-// replicas needs (serial, DDP, ZeRO-1/2, LBANN). What becomes of the gradients is the engine's affair.
+// A whole model on one rank: its parameters, one slot, and the passes over micro-batches that every engine with
+// complete replicas needs (serial, DDP, ZeRO-1/2, LBANN). What becomes of the gradients is the engine's affair.
 
 #include <cstdint>
 #include <functional>
@@ -15,7 +15,8 @@ namespace pdl {
 
 class Replica final : public HeldModel {
  public:
-  /// Plans only. The micro-batch on this rank is `training.micro_batch`, or the largest part of a global batch when that is 0.
+  /// Plans only. The micro-batch on this rank is `training.micro_batch`, or the largest part of a global batch when
+  /// that is 0.
   Replica(const EngineContext& context, DataParallelPlace place, const LayerFactory& factory);
 
   /// Takes memory and sets the initial weights.
@@ -23,9 +24,10 @@ class Replica final : public HeldModel {
   /// Bytes that `prepare` takes, optimizer and communication aside.
   MemoryByKind predicted_memory() const;
 
-  /// Forward and backward over this rank's micro-batches of one step, gradients added up in micro-batch order. The listener
-  /// hears the last micro-batch only; a rank without samples has zero gradients and its listener hears nothing. Losses are
-  /// divided by the predictions of the whole global batch, so gradients need only be summed over ranks.
+  /// Forward and backward over this rank's micro-batches of one step, gradients added up in micro-batch order. The
+  /// listener hears the last micro-batch only; a rank without samples has zero gradients and its listener hears
+  /// nothing. Losses are divided by the predictions of the whole global batch, so gradients need only be summed over
+  /// ranks.
   void accumulate(const StepOrder& order, GradientListener* listener, Observer& observer);
 
   void begin_training(const EpochPlan& plan) override { training_feeder_->begin(plan); }
@@ -36,8 +38,8 @@ class Replica final : public HeldModel {
   std::string describe_nonfinite() override;
   void visit_parameters(const Engine::ParameterVisitor& visit) override;
 
-  /// Global L2 norm over all gradients: one fp64 sum per parameter, added in parameter order, so that every engine gets the
-  /// same bits from the same gradients.
+  /// Global L2 norm over all gradients: one fp64 sum per parameter, added in parameter order, so that every engine gets
+  /// the same bits from the same gradients.
   double gradient_norm();
 
   ParamStore& store() { return store_; }

@@ -1,6 +1,6 @@
 #pragma once
-// The optimizer step of a rank that holds all gradients of all parameters: norm, clipping, update. Equal gradients on every
-// rank give equal weights on every rank, without communication.
+// The optimizer step of a rank that holds all gradients of all parameters: norm, clipping, update. Equal gradients on
+// every rank give equal weights on every rank, without communication.
 
 #include <memory>
 #include <vector>

@@ -23,7 +23,8 @@ constexpr std::int64_t kBroadcastBytes = 250ll << 20;
 void check_equal_shapes(const ParamStore& store, Communicator& group, Device& device) {
   Stream& stream = device.compute_stream();
   const auto count = static_cast<std::int64_t>(store.params().size());
-  // The count goes first, since lists of unequal length cannot be exchanged. The last entry says how many ranks disagree.
+  // The count goes first, since lists of unequal length cannot be exchanged. The last entry says how many ranks
+  // disagree.
   Buffer memory = device.allocate((count + 2) * size_of(DType::int64), MemoryKind::communication);
   const Tensor flag = memory.tensor(DType::int64, Shape{1});
   const auto disagreeing_ranks = [&](std::int64_t mine) {
@@ -40,7 +41,8 @@ void check_equal_shapes(const ParamStore& store, Communicator& group, Device& de
   device.copy(&root_count, flag.raw(), sizeof root_count, stream);
   stream.synchronize();
   if (disagreeing_ranks(root_count != count ? 1 : 0) != 0) {
-    throw Error(str("replicas differ: this rank holds ", count, " parameters, rank 0 holds ", root_count), ExitCode::communication);
+    throw Error(str("replicas differ: this rank holds ", count, " parameters, rank 0 holds ", root_count),
+                ExitCode::communication);
   }
 
   std::vector<std::int64_t> mine;
@@ -53,9 +55,10 @@ void check_equal_shapes(const ParamStore& store, Communicator& group, Device& de
   stream.synchronize();
   const auto difference = std::mismatch(mine.begin(), mine.end(), root.begin()).first - mine.begin();
   if (disagreeing_ranks(difference != count ? 1 : 0) != 0) {
-    const std::string what = difference == count ? "another rank differs from rank 0"
-                                                 : str("parameter ", store.params()[static_cast<std::size_t>(difference)].spec.name,
-                                                       " differs from rank 0's in name or shape");
+    const std::string what = difference == count
+                                 ? "another rank differs from rank 0"
+                                 : str("parameter ", store.params()[static_cast<std::size_t>(difference)].spec.name,
+                                       " differs from rank 0's in name or shape");
     throw Error("replicas differ: " + what, ExitCode::communication);
   }
 }

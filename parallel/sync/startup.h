@@ -8,7 +8,8 @@
 
 namespace pdl {
 
-/// Compares names and shapes with rank 0's. Throws Error(communication) on every rank, naming the first parameter that differs.
+/// Compares names and shapes with rank 0's. Throws Error(communication) on every rank, naming the first parameter that
+/// differs.
 void check_equal_shapes(const ParamStore& store, Communicator& group, Device& device);
 
 /// Rank 0's values on every rank, in chunks of 250 MiB.

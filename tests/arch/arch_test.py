@@ -53,7 +53,7 @@ EXTERNAL = (
      r"engine/device/cuda_[^/]*|engine/backend/cuda/.*|parallel/comm/nccl_[^/]*"),
     (r"nccl\.h", r"parallel/comm/nccl_[^/]*"),
     (r"mpi\.h", r"parallel/comm/.*|cli/main\.cpp"),
-    (r"nlohmann/.*", r"engine/base/config_[^/]*|engine/record/.*|cli/config\.(h|cpp)"),
+    (r"nlohmann/.*", r"engine/base/config_[^/]*|engine/record/.*|cli/.*"),
     (r"CLI/.*", r"cli/args\.cpp"),
     (r"catch2/.*", r"tests/.*"),
     (r"(oneapi/)?dnnl.*", r"engine/backend/cpu/onednn_[^/]*"),

@@ -1,5 +1,5 @@
-// Every engine of the registry against its reference, in fp64, with dropout on: the numbers after five steps agree to 1e-11
-// whatever the split into ranks and micro-batches. The reference runs on every rank, so that every rank checks.
+// Every engine of the registry against its reference, in fp64, with dropout on: the numbers after five steps agree to
+// 1e-11 whatever the split into ranks and micro-batches. The reference runs on every rank, so that every rank checks.
 
 #include <cmath>
 #include <fstream>
@@ -19,10 +19,10 @@ namespace {
 /// Global batch 12 divides by 2, 3 and 4 ranks.
 const std::vector<std::vector<std::string>> kVariants = {
     {},
-    {"training.micro_batch_size=1"},                                         // accumulation
-    {"workload.train_samples=43"},                                           // last of the 4 steps is ragged: 7 samples
-    {"training.optimizer.clip_grad_norm=0.05"},                              // clipping in force
-    {"workload.train_samples=38", "training.micro_batch_size=1",             // all of it; 2 samples are left for all ranks
+    {"training.micro_batch_size=1"},                              // accumulation
+    {"workload.train_samples=43"},                                // last of the 4 steps is ragged: 7 samples
+    {"training.optimizer.clip_grad_norm=0.05"},                   // clipping in force
+    {"workload.train_samples=38", "training.micro_batch_size=1",  // all of it; 2 samples are left for all ranks
      R"(training.optimizer={"name": "adamw", "lr": 0.003, "clip_grad_norm": 0.05})"},
     {R"(training.optimizer={"name": "lamb", "lr": 0.01, "weight_decay": 0.01})"},
     {"training.deterministic=true"},
@@ -41,7 +41,8 @@ TEST_CASE("every engine equals its reference after five steps", "[engines]") {
     if (definition.name == "serial" && world.info().size > 1) continue;
     for (const char* model : {"gpt2", "vgg"}) {
       for (std::vector<std::string> overrides : kVariants) {
-        INFO(definition.name << " " << model << " on " << world.info().size << " ranks, variant " << (overrides.empty() ? "plain" : overrides.back()));
+        INFO(definition.name << " " << model << " on " << world.info().size << " ranks, variant "
+                             << (overrides.empty() ? "plain" : overrides.back()));
         overrides.push_back("engine.name=" + definition.name);
         const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config(model), overrides);
         const Outcome outcome = train_for_comparison(*experiment, 5);
@@ -60,7 +61,8 @@ TEST_CASE("every engine equals its reference after five steps", "[engines]") {
 
 TEST_CASE("training changes every tensor and lowers the loss", "[engines]") {
   World& world = test_world();
-  const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config("gpt2"), {"engine.name=ddp", "workload.train_samples=240"});
+  const std::unique_ptr<Experiment> experiment =
+      make_experiment(world, tiny_config("gpt2"), {"engine.name=ddp", "workload.train_samples=240"});
   experiment->engine->prepare();
   std::map<std::string, std::vector<double>> before;
   experiment->engine->visit_parameters([&](const ParamSpec& spec, int, const Tensor& values) {
@@ -73,7 +75,8 @@ TEST_CASE("training changes every tensor and lowers the loss", "[engines]") {
   CHECK(second.loss() < first.loss());
   experiment->engine->visit_parameters([&](const ParamSpec& spec, int, const Tensor& values) {
     INFO(spec.name);
-    CHECK(before.at(spec.name) != std::vector<double>(values.data<double>(), values.data<double>() + values.elements()));
+    CHECK(before.at(spec.name) !=
+          std::vector<double>(values.data<double>(), values.data<double>() + values.elements()));
   });
 }
 
@@ -84,8 +87,9 @@ TEST_CASE("deterministic runs are bit-equal, and the measured memory and bytes a
     std::vector<Outcome> outcomes;
     for (int repeat = 0; repeat < 2; ++repeat) {
       INFO(definition.name << ", repeat " << repeat);
-      const std::unique_ptr<Experiment> experiment = make_experiment(
-          world, tiny_config("gpt2"), {"engine.name=" + definition.name, "training.deterministic=true", "training.dtype=fp32"});
+      const std::unique_ptr<Experiment> experiment =
+          make_experiment(world, tiny_config("gpt2"),
+                          {"engine.name=" + definition.name, "training.deterministic=true", "training.dtype=fp32"});
       const Prediction prediction = experiment->engine->predict();
       outcomes.push_back(train_for_comparison(*experiment, 3));
       for (int kind = 0; kind < kMemoryKinds; ++kind) {
@@ -131,7 +135,8 @@ TEST_CASE("bytes counted in a steady step are the predicted ones", "[engines]") 
 
 TEST_CASE("replicas hold the same bits after every step", "[engines]") {
   World& world = test_world();
-  const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config("vgg"), {"engine.name=ddp", "workload.train_samples=38"});
+  const std::unique_ptr<Experiment> experiment =
+      make_experiment(world, tiny_config("vgg"), {"engine.name=ddp", "workload.train_samples=38"});
   experiment->engine->prepare();
   Observer nobody;
   for (int step = 1; step <= 4; ++step) {
@@ -150,8 +155,8 @@ TEST_CASE("replicas hold the same bits after every step", "[engines]") {
 
 TEST_CASE("a loss that stops being finite ends every rank alike", "[engines]") {
   World& world = test_world();
-  const std::unique_ptr<Experiment> experiment =
-      make_experiment(world, tiny_config("vgg"), {"engine.name=ddp", "training.optimizer.lr=1e6", "training.dtype=fp32"});
+  const std::unique_ptr<Experiment> experiment = make_experiment(
+      world, tiny_config("vgg"), {"engine.name=ddp", "training.optimizer.lr=1e6", "training.dtype=fp32"});
   experiment->engine->prepare();
   Observer nobody;
   try {

@@ -1,5 +1,6 @@
-// A seventh engine in one file: no buckets, one all-reduce of all gradients after the backward pass. With a line in engines.def it
-// would be an engine like any other; here its definition is put into an experiment by hand and held against its reference.
+// A seventh engine in one file: no buckets, one all-reduce of all gradients after the backward pass. With a line in
+// engines.def it would be an engine like any other; here its definition is put into an experiment by hand and held
+// against its reference.
 
 #include "cli/comparison.h"
 #include "parallel/sync/replica.h"
@@ -17,7 +18,10 @@ namespace {
 class OneReduction final : public StepMethod {
  public:
   OneReduction(const EngineContext& context, bool forget)
-      : context_(context), forget_(forget), replica_(context, {context.world.rank(), context.world.size()}, LayerFactory()), update_(context) {}
+      : context_(context),
+        forget_(forget),
+        replica_(context, {context.world.rank(), context.world.size()}, LayerFactory()),
+        update_(context) {}
 
   double train_step(const StepOrder& order, Observer& observer) override {
     replica_.accumulate(order, nullptr, observer);

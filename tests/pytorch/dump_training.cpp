@@ -36,21 +36,28 @@ void dump_first_step(const Experiment& experiment, const EpochPlan& plan, const 
   const Slot slot = stage.make_slot(*device);
   const Buffer metrics = device->allocate(16, MemoryKind::workspace);
 
-  DataLoader loader(*experiment.data.train, {.threads = 0, .prefetch = 1, .image_dtype = training.dtype}, training.global_batch);
+  DataLoader loader(*experiment.data.train, {.threads = 0, .prefetch = 1, .image_dtype = training.dtype},
+                    training.global_batch);
   for (std::int64_t step = plan.steps(); step-- > 0;) {  // the last one read is step 0
     loader.push(plan.step_ids(step));
     const HostBatch& host = loader.next();
     write_npy(out + str("/input.", step, ".npy"), host.input);
     write_npy(out + str("/target.", step, ".npy"), host.target);
     if (step > 0) continue;
-    MicroBatch batch{.size = host.size, .input = host.input, .target = host.target, .sample_ids = host.sample_ids};
+    MicroBatch batch;
+    batch.size = host.size;
+    batch.input = host.input;
+    batch.target = host.target;
+    batch.sample_ids = host.sample_ids;
     batch.metrics = metrics.tensor(DType::fp64, {2});
     batch.seed = training.seed;
     batch.gradient_scale = 1.0 / static_cast<double>(host.size * experiment.model.predictions_per_sample);
     for (std::size_t i = 0; i < store.params().size(); ++i) {
-      write_npy(out + "/value." + store.params()[i].spec.name + ".npy", store.view(store.values(), static_cast<int>(i)));
+      write_npy(out + "/value." + store.params()[i].spec.name + ".npy",
+                store.view(store.values(), static_cast<int>(i)));
     }
-    Stage logits_stage(layers, 0, count - 1, experiment.model.sample_input, training.global_batch, training.dtype, *backend);
+    Stage logits_stage(layers, 0, count - 1, experiment.model.sample_input, training.global_batch, training.dtype,
+                       *backend);
     logits_stage.allocate(*device);
     const Slot logits_slot = logits_stage.make_slot(*device);
     write_npy(out + "/logits.npy", logits_stage.forward(store, store.values(), logits_slot, batch, batch.input, false));
@@ -75,7 +82,8 @@ int dump(int argc, char** argv) {
   experiment->engine->prepare();
   LossList losses;
   experiment->engine->run_epoch(plan, losses);
-  write_npy(out + "/losses.npy", Tensor(losses.losses.data(), DType::fp64, {static_cast<std::int64_t>(losses.losses.size())}));
+  write_npy(out + "/losses.npy",
+            Tensor(losses.losses.data(), DType::fp64, {static_cast<std::int64_t>(losses.losses.size())}));
   return 0;
 }
 

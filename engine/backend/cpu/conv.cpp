@@ -5,6 +5,7 @@
 #include "engine/backend/cpu/conv_products.h"
 #include "engine/backend/cpu/cpu_backend.h"
 #include "engine/backend/cpu/loops.h"
+#include "engine/backend/cpu/onednn_library.h"
 
 namespace pdl {
 namespace {
@@ -16,8 +17,14 @@ ConvExtents checked_extents(const Tensor& x, const Tensor& w, const Tensor& y, C
   return e;
 }
 
-float* checked_workspace(const Tensor& workspace, const ConvExtents& e) {
-  const std::int64_t bytes = conv_products::packed_floats(e) * size_of(DType::fp32);
+// Of the three operations in fp32, as each must find what was planned. Own kernels need room only for packed weights.
+std::int64_t workspace_bytes(const ConvExtents& e, const OneDnnConvPlan& plan) {
+  const bool packs = !plan.forward || !plan.backward_data;
+  return std::max(plan.workspace_bytes, packs ? conv_products::packed_floats(e) * size_of(DType::fp32) : 0);
+}
+
+float* checked_workspace(const Tensor& workspace, const ConvExtents& e, const OneDnnConvPlan& plan) {
+  const std::int64_t bytes = workspace_bytes(e, plan);
   PDL_CHECK(workspace.defined() && workspace.bytes() >= bytes, "workspace of ", workspace.bytes(), " bytes, not ",
             bytes);
   return static_cast<float*>(workspace.raw());
@@ -75,6 +82,14 @@ void backward_weight(const ConvExtents& e, double* dw, const double* dy, const d
   }
 }
 
+// Not left to oneDNN's convolution: its relu turns NaN into 0, and a training that has diverged would not show.
+void relu_in_place(float* y, std::int64_t count) {
+  parallel_ranges(count, [=](std::int64_t first, std::int64_t last) {
+#pragma omp simd
+    for (std::int64_t i = first; i < last; ++i) y[i] = y[i] < 0.0f ? 0.0f : y[i];
+  });
+}
+
 }  // namespace
 
 void CpuBackend::conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2dGeometry geometry,
@@ -86,10 +101,16 @@ void CpuBackend::conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2
   if (x.dtype() == DType::fp64) {
     forward(e, y.data<double>(), x.data<double>(), w.data<double>(), bias.defined() ? bias.data<double>() : nullptr,
             relu);
+    return;
+  }
+  const OneDnnConvPlan& plan = onednn_conv_->plan(e);
+  float* const room = checked_workspace(workspace, e, plan);
+  const float* const bias_values = bias.defined() ? bias.data<float>() : nullptr;
+  if (plan.forward) {
+    onednn_conv_->forward(e, y.data<float>(), x.data<float>(), w.data<float>(), bias_values, room);
+    if (relu) relu_in_place(y.data<float>(), y.elements());
   } else {
-    conv_products::forward(e, y.data<float>(), x.data<float>(), w.data<float>(),
-                           bias.defined() ? bias.data<float>() : nullptr, relu, checked_workspace(workspace, e),
-                           *scratch_);
+    conv_products::forward(e, y.data<float>(), x.data<float>(), w.data<float>(), bias_values, relu, room, *scratch_);
   }
 }
 
@@ -97,18 +118,26 @@ void CpuBackend::conv2d_backward_data(Tensor dx, Tensor dy, Tensor w, Conv2dGeom
   const ConvExtents e = checked_extents(dx, w, dy, geometry);
   if (dx.dtype() == DType::fp64) {
     backward_data(e, dx.data<double>(), dy.data<double>(), w.data<double>());
+    return;
+  }
+  const OneDnnConvPlan& plan = onednn_conv_->plan(e);
+  float* const room = checked_workspace(workspace, e, plan);
+  if (plan.backward_data) {
+    onednn_conv_->backward_data(e, dx.data<float>(), dy.data<float>(), w.data<float>(), room);
   } else {
-    conv_products::backward_data(e, dx.data<float>(), dy.data<float>(), w.data<float>(),
-                                 checked_workspace(workspace, e), *scratch_);
+    conv_products::backward_data(e, dx.data<float>(), dy.data<float>(), w.data<float>(), room, *scratch_);
   }
 }
 
 void CpuBackend::conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, Conv2dGeometry geometry,
-                                        bool accumulate, Tensor) {
+                                        bool accumulate, Tensor workspace) {
   const ConvExtents e = checked_extents(x, dw, dy, geometry);
   PDL_CHECK(!dbias.defined() || dbias.elements() == e.k, "dbias ", dbias.shape().to_string());
   if (x.dtype() == DType::fp64) {
     backward_weight(e, dw.data<double>(), dy.data<double>(), x.data<double>(), accumulate);
+  } else if (const OneDnnConvPlan& plan = onednn_conv_->plan(e); plan.backward_weight) {
+    onednn_conv_->backward_weight(e, dw.data<float>(), dy.data<float>(), x.data<float>(), accumulate,
+                                  checked_workspace(workspace, e, plan));
   } else {
     conv_products::backward_weight(e, dw.data<float>(), dy.data<float>(), x.data<float>(), accumulate, *scratch_);
   }
@@ -120,7 +149,9 @@ void CpuBackend::conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tens
 }
 
 std::int64_t CpuBackend::conv2d_workspace_bytes(const Shape& x, const Shape& w, Conv2dGeometry geometry, DType dtype) {
-  return dtype == DType::fp32 ? conv_products::packed_floats(ConvExtents(x, w, geometry)) * size_of(dtype) : 0;
+  if (dtype != DType::fp32) return 0;
+  const ConvExtents e(x, w, geometry);
+  return workspace_bytes(e, onednn_conv_->plan(e));
 }
 
 }  // namespace pdl

@@ -13,6 +13,8 @@
 namespace pdl {
 
 class GemmScratch;
+class OneDnnConv;
+class OneDnnMatmul;
 
 class CpuBackend final : public Backend {
  public:
@@ -91,6 +93,8 @@ class CpuBackend final : public Backend {
 
  private:
   std::unique_ptr<GemmScratch> scratch_;
+  std::unique_ptr<OneDnnMatmul> onednn_matmul_;  // they serve nothing in a build without oneDNN
+  std::unique_ptr<OneDnnConv> onednn_conv_;
 };
 
 }  // namespace pdl

@@ -5,6 +5,7 @@
 #include "engine/backend/cpu/gelu.h"
 #include "engine/backend/cpu/gemm.h"
 #include "engine/backend/cpu/loops.h"
+#include "engine/backend/cpu/onednn_library.h"
 
 namespace pdl {
 namespace {
@@ -44,7 +45,7 @@ void finish_row(T* y, T* sums, const T* bias, std::int64_t count, Activation act
 // -----------------------------------------------------------------------------------------------------
 
 void forward(const Extents& e, double* y, double* sums, const double* x, const double* w, const double* bias,
-             Activation activation, GemmScratch&) {
+             Activation activation, GemmScratch&, OneDnnMatmul&) {
 #pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t m = 0; m < e.rows; ++m) {
     for (std::int64_t o = 0; o < e.out; ++o) {
@@ -54,7 +55,7 @@ void forward(const Extents& e, double* y, double* sums, const double* x, const d
   }
 }
 
-void backward_data(const Extents& e, double* dx, const double* dy, const double* w, GemmScratch&) {
+void backward_data(const Extents& e, double* dx, const double* dy, const double* w, GemmScratch&, OneDnnMatmul&) {
 #pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t m = 0; m < e.rows; ++m) {
     std::fill_n(dx + m * e.in, e.in, 0.0);
@@ -64,7 +65,8 @@ void backward_data(const Extents& e, double* dx, const double* dy, const double*
   }
 }
 
-void backward_weight(const Extents& e, double* dw, const double* dy, const double* x, bool accumulate, GemmScratch&) {
+void backward_weight(const Extents& e, double* dw, const double* dy, const double* x, bool accumulate, GemmScratch&,
+                     OneDnnMatmul&) {
 #pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t o = 0; o < e.out; ++o) {
     if (!accumulate) std::fill_n(dw + o * e.in, e.in, 0.0);
@@ -92,7 +94,14 @@ void for_each_block(const Extents& e, std::int64_t rows, std::int64_t columns, c
 }
 
 void forward(const Extents& e, float* y, float* sums, const float* x, const float* w, const float* bias,
-             Activation activation, GemmScratch& scratch) {
+             Activation activation, GemmScratch& scratch, OneDnnMatmul& onednn) {
+  if (onednn.forward(e.rows, e.in, e.out, sums, x, w, bias)) {
+    if (activation == Activation::none) return;
+    parallel_items(e.rows, e.out, [&](std::int64_t m) {
+      finish_row<float>(y + m * e.out, sums + m * e.out, nullptr, e.out, activation);
+    });
+    return;
+  }
   const auto block = [&](std::int64_t first_row, std::int64_t rows, std::int64_t first_column, std::int64_t columns) {
     for (std::int64_t k = 0; k < e.in; k += kDepth) {
       const std::int64_t depth = std::min(kDepth, e.in - k);
@@ -115,7 +124,9 @@ void forward(const Extents& e, float* y, float* sums, const float* x, const floa
   for_each_block(e, e.rows, e.out, ResultBlocks::by_columns(e.rows, e.out), scratch, block);
 }
 
-void backward_data(const Extents& e, float* dx, const float* dy, const float* w, GemmScratch& scratch) {
+void backward_data(const Extents& e, float* dx, const float* dy, const float* w, GemmScratch& scratch,
+                   OneDnnMatmul& onednn) {
+  if (onednn.backward_data(e.rows, e.in, e.out, dx, dy, w)) return;
   const auto block = [&](std::int64_t first_row, std::int64_t rows, std::int64_t first_column, std::int64_t columns) {
     for (std::int64_t k = 0; k < e.out; k += kDepth) {
       const std::int64_t depth = std::min(kDepth, e.out - k);
@@ -130,7 +141,8 @@ void backward_data(const Extents& e, float* dx, const float* dy, const float* w,
 }
 
 void backward_weight(const Extents& e, float* dw, const float* dy, const float* x, bool accumulate,
-                     GemmScratch& scratch) {
+                     GemmScratch& scratch, OneDnnMatmul& onednn) {
+  if (onednn.backward_weight(e.rows, e.in, e.out, dw, dy, x, accumulate)) return;
   const auto block = [&](std::int64_t first_row, std::int64_t rows, std::int64_t first_column, std::int64_t columns) {
     for (std::int64_t k = 0; k < e.rows; k += kDepth) {
       const std::int64_t depth = std::min(kDepth, e.rows - k);
@@ -157,7 +169,7 @@ void CpuBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tenso
     using T = decltype(zero);
     const bool keeps_sums = activation == Activation::gelu_tanh && pre_activation.defined();
     forward(e, y.data<T>(), keeps_sums ? pre_activation.data<T>() : y.data<T>(), x.data<T>(), w.data<T>(),
-            bias.defined() ? bias.data<T>() : nullptr, activation, *scratch_);
+            bias.defined() ? bias.data<T>() : nullptr, activation, *scratch_, *onednn_matmul_);
   });
 }
 
@@ -165,7 +177,7 @@ void CpuBackend::linear_backward_data(Tensor dx, Tensor dy, Tensor w) {
   const Extents e = checked_extents(dx, w, dy);
   with_float_type(dx.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    backward_data(e, dx.data<T>(), dy.data<T>(), w.data<T>(), *scratch_);
+    backward_data(e, dx.data<T>(), dy.data<T>(), w.data<T>(), *scratch_, *onednn_matmul_);
   });
 }
 
@@ -174,7 +186,7 @@ void CpuBackend::linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tens
   PDL_CHECK(!dbias.defined() || dbias.elements() == e.out, "dbias ", dbias.shape().to_string());
   with_float_type(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    backward_weight(e, dw.data<T>(), dy.data<T>(), x.data<T>(), accumulate, *scratch_);
+    backward_weight(e, dw.data<T>(), dy.data<T>(), x.data<T>(), accumulate, *scratch_, *onednn_matmul_);
     if (dbias.defined()) column_sums(dbias.data<T>(), dy.data<T>(), e.rows, e.out, accumulate);
   });
 }

@@ -25,12 +25,14 @@ double Conv2d::flops(const Shape& x) const {
 }
 
 void Conv2d::forward(const LayerIo& io) const {
-  io.backend.conv2d_forward(io.y, io.x, io.params[0], io.params[1], options_.geometry, options_.activation, io.workspace);
+  io.backend.conv2d_forward(io.y, io.x, io.params[0], io.params[1], options_.geometry, options_.activation,
+                            io.workspace);
 }
 
 void Conv2d::backward(const LayerIo& io) const {
   if (options_.activation != Activation::none) io.backend.activation_backward(io.dy, io.dy, io.y, options_.activation);
-  io.backend.conv2d_backward_weight(io.grads[0], io.grads[1], io.dy, io.x, options_.geometry, io.accumulate[0] != 0, io.workspace);
+  io.backend.conv2d_backward_weight(io.grads[0], io.grads[1], io.dy, io.x, options_.geometry, io.accumulate[0] != 0,
+                                    io.workspace);
   io.grad_ready(1);
   io.grad_ready(0);
   if (io.wants_input_grad) io.backend.conv2d_backward_data(io.dx, io.dy, io.params[0], options_.geometry, io.workspace);

@@ -20,8 +20,8 @@ void LayerNorm::forward(const LayerIo& io) const {
 
 void LayerNorm::backward(const LayerIo& io) const {
   PDL_CHECK(io.wants_input_grad, name_, " is never the first layer");
-  io.backend.layernorm_backward(as_rows(io.dx), io.grads[0], io.grads[1], as_rows(io.dy), Tensor(), as_rows(io.x), io.params[0],
-                                io.saved[0], io.saved[1], io.accumulate[0] != 0);
+  io.backend.layernorm_backward(as_rows(io.dx), io.grads[0], io.grads[1], as_rows(io.dy), Tensor(), as_rows(io.x),
+                                io.params[0], io.saved[0], io.saved[1], io.accumulate[0] != 0);
   io.grad_ready(1);
   io.grad_ready(0);
 }

@@ -8,7 +8,8 @@ std::vector<ParamSpec> Linear::param_specs() const {
   std::vector<ParamSpec> specs = {
       {.name = name_ + ".weight", .global_shape = {options_.out, options_.in}, .init = options_.weight_init}};
   if (options_.bias) {
-    specs.push_back({.name = name_ + ".bias", .global_shape = {options_.out}, .init = options_.bias_init, .decay = false});
+    specs.push_back(
+        {.name = name_ + ".bias", .global_shape = {options_.out}, .init = options_.bias_init, .decay = false});
   }
   return specs;
 }
@@ -31,8 +32,8 @@ double Linear::flops(const Shape& x) const {
 
 void Linear::forward(const LayerIo& io) const {
   const Tensor pre_activation = options_.activation == Activation::gelu_tanh ? as_rows(io.saved[0]) : Tensor();
-  io.backend.linear_forward(as_rows(io.y), pre_activation, as_rows(io.x), io.params[0], options_.bias ? io.params[1] : Tensor(),
-                            options_.activation);
+  io.backend.linear_forward(as_rows(io.y), pre_activation, as_rows(io.x), io.params[0],
+                            options_.bias ? io.params[1] : Tensor(), options_.activation);
 }
 
 void Linear::backward(const LayerIo& io) const {
@@ -42,7 +43,8 @@ void Linear::backward(const LayerIo& io) const {
     io.backend.activation_backward(dy, dy, as_rows(saved), options_.activation);
   }
   // The weight gradient comes first, so that its reduction can hide behind the data gradient.
-  io.backend.linear_backward_weight(io.grads[0], options_.bias ? io.grads[1] : Tensor(), dy, as_rows(io.x), io.accumulate[0] != 0);
+  io.backend.linear_backward_weight(io.grads[0], options_.bias ? io.grads[1] : Tensor(), dy, as_rows(io.x),
+                                    io.accumulate[0] != 0);
   if (options_.bias) io.grad_ready(1);
   io.grad_ready(0);
   if (io.wants_input_grad) io.backend.linear_backward_data(as_rows(io.dx), dy, io.params[0]);

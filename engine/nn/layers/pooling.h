@@ -12,7 +12,9 @@ class MaxPool final : public Layer {
   std::string name() const override { return name_; }
   Shape output_shape(const Shape& x) const override { return {x[0], x[1] / kernel_, x[2] / kernel_, x[3]}; }
   /// Where each maximum stood in its window.
-  std::vector<TensorSpec> saved_specs(const Shape& x, DType) const override { return {{DType::uint8, output_shape(x)}}; }
+  std::vector<TensorSpec> saved_specs(const Shape& x, DType) const override {
+    return {{DType::uint8, output_shape(x)}};
+  }
   double flops(const Shape& x) const override { return static_cast<double>(x.elements()); }
   void forward(const LayerIo& io) const override { io.backend.max_pool_forward(io.y, io.saved[0], io.x, kernel_); }
   void backward(const LayerIo& io) const override {

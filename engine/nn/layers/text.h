@@ -22,8 +22,8 @@ class Embedding final : public Layer {
   EmbeddingOptions options_;
 };
 
-/// Causal self-attention of whole heads: qkv [B, T, A 3 D] to [B, T, A D]. How many heads there are follows from x, so the same
-/// layer serves a part of them.
+/// Causal self-attention of whole heads: qkv [B, T, A 3 D] to [B, T, A D]. How many heads there are follows from x, so
+/// the same layer serves a part of them.
 class Attention final : public Layer {
  public:
   Attention(std::string name, std::int64_t head_width, double dropout, std::int64_t first_head = 0)
@@ -65,7 +65,8 @@ class LmHead final : public Layer {
   std::string tied_to_;
 };
 
-/// Softmax cross-entropy against the micro-batch's targets. In training, forward leaves the gradient in place of the logits.
+/// Softmax cross-entropy against the micro-batch's targets. In training, forward leaves the gradient in place of the
+/// logits.
 class SoftmaxCrossEntropy final : public Layer {
  public:
   explicit SoftmaxCrossEntropy(std::string name) : name_(std::move(name)) {}

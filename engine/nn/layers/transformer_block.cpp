@@ -26,23 +26,24 @@ struct ShiftedReady final : LayerIo::Ready {
 
 /// io.saved in words. Sizes in elements per row of x: C = width.
 struct TransformerBlock::Saved {
-  Tensor ln1, mean1, rstd1;         // [M, C], [M], [M]
-  Tensor qkv;                       // [B, T, 3C]
-  Tensor attended;                  // [B, T, C]
-  Tensor residual;                  // [B, T, C]
-  Tensor ln2, mean2, rstd2;         // [M, C], [M], [M]
-  Tensor hidden;                    // [B, T, 4C]
+  Tensor ln1, mean1, rstd1;  // [M, C], [M], [M]
+  Tensor qkv;                // [B, T, 3C]
+  Tensor attended;           // [B, T, C]
+  Tensor residual;           // [B, T, C]
+  Tensor ln2, mean2, rstd2;  // [M, C], [M], [M]
+  Tensor hidden;             // [B, T, 4C]
   std::span<const Tensor> of_attention, of_fc1;
 };
 
-TransformerBlock::TransformerBlock(std::string name, const TransformerBlockOptions& options, const LayerFactory& factory)
+TransformerBlock::TransformerBlock(std::string name, const TransformerBlockOptions& options,
+                                   const LayerFactory& factory)
     : name_(std::move(name)), options_(options) {
   const std::int64_t width = options.width;
   const InitRule inner = {InitRule::Kind::normal, 0.02};
   // GPT-2 shrinks what is added to the residual stream by the number of additions: two in each layer.
   const InitRule residual = {InitRule::Kind::normal, 0.02 / std::sqrt(2.0 * static_cast<double>(options.layers))};
-  const auto linear = [&](const std::string& part, std::int64_t in, std::int64_t out, Split split, Activation activation,
-                          const InitRule& init) {
+  const auto linear = [&](const std::string& part, std::int64_t in, std::int64_t out, Split split,
+                          Activation activation, const InitRule& init) {
     LinearOptions linear_options;
     linear_options.in = in;
     linear_options.out = out;
@@ -93,8 +94,8 @@ TransformerBlock::Shapes TransformerBlock::shapes(const Shape& x) const {
 std::vector<TensorSpec> TransformerBlock::saved_specs(const Shape& x, DType dtype) const {
   const Shapes s = shapes(x);
   const TensorSpec rows = {statistics_dtype(dtype), s.rows};
-  std::vector<TensorSpec> specs = {{dtype, x}, rows, rows, {dtype, s.qkv}, {dtype, s.heads},
-                                   {dtype, x}, {dtype, x}, rows, rows, {dtype, s.hidden}};
+  std::vector<TensorSpec> specs = {{dtype, x}, rows,       rows, {dtype, s.qkv}, {dtype, s.heads},
+                                   {dtype, x}, {dtype, x}, rows, rows,           {dtype, s.hidden}};
   for (const TensorSpec& spec : children_[kAttention]->saved_specs(s.qkv, dtype)) specs.push_back(spec);
   for (const TensorSpec& spec : children_[kFc1]->saved_specs(x, dtype)) specs.push_back(spec);
   return specs;
@@ -103,7 +104,8 @@ std::vector<TensorSpec> TransformerBlock::saved_specs(const Shape& x, DType dtyp
 TransformerBlock::Saved TransformerBlock::name_saved(const LayerIo& io) const {
   const auto& s = io.saved;
   const std::size_t attention = children_[kAttention]->saved_specs(s[3].shape(), s[3].dtype()).size();
-  return {s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s.subspan(10, attention), s.subspan(10 + attention)};
+  return {
+      s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s.subspan(10, attention), s.subspan(10 + attention)};
 }
 
 std::int64_t TransformerBlock::scratch_bytes(const Shapes& s, DType dtype) const {
@@ -165,7 +167,8 @@ void TransformerBlock::forward(const LayerIo& io) const {
   backend.residual_add(io.y, s.residual, io.y, io.dropout_key(options_.dropout, 2));
 }
 
-void TransformerBlock::run_backward(const LayerIo& io, LayerIo child, Child which, const Tensor& dx, const Tensor& dy) const {
+void TransformerBlock::run_backward(const LayerIo& io, LayerIo child, Child which, const Tensor& dx,
+                                    const Tensor& dy) const {
   ShiftedReady ready(io.ready, first_param_[which]);
   child.ready = &ready;
   child.dx = dx;
@@ -179,10 +182,10 @@ void TransformerBlock::backward(const LayerIo& io) const {
   const DType dtype = io.x.dtype();
   char* const scratch = static_cast<char*>(io.workspace.raw());
   const std::int64_t narrow_bytes = aligned(shape.x.elements() * size_of(dtype));
-  const Tensor d_branch(scratch, dtype, shape.x);                                      // behind a dropout
-  const Tensor d_norm(scratch + narrow_bytes, dtype, shape.x);                         // before a norm
-  const Tensor d_hidden(scratch + 2 * narrow_bytes, dtype, shape.hidden);              // [B, T, 4C]
-  const Tensor d_attended(scratch + 2 * narrow_bytes, dtype, shape.heads);             // [B, T, C], after d_hidden is used up
+  const Tensor d_branch(scratch, dtype, shape.x);                           // behind a dropout
+  const Tensor d_norm(scratch + narrow_bytes, dtype, shape.x);              // before a norm
+  const Tensor d_hidden(scratch + 2 * narrow_bytes, dtype, shape.hidden);   // [B, T, 4C]
+  const Tensor d_attended(scratch + 2 * narrow_bytes, dtype, shape.heads);  // [B, T, C], after d_hidden is used up
   const Tensor d_qkv(scratch + 2 * narrow_bytes + aligned(d_attended.bytes()), dtype, shape.qkv);  // [B, T, 3C]
   // Without dropout the branch's gradient is dy itself: a linear layer without activation leaves it intact.
   const auto through_dropout = [&](const Tensor& dy, int place) {
@@ -200,17 +203,19 @@ void TransformerBlock::backward(const LayerIo& io) const {
   io.grad_ready(ln2_ + 1);
   io.grad_ready(ln2_);
 
-  run_backward(io, child_io(io, kProjection, s.attended, s.residual, {}), kProjection, d_attended, through_dropout(io.dy, 1));
+  run_backward(io, child_io(io, kProjection, s.attended, s.residual, {}), kProjection, d_attended,
+               through_dropout(io.dy, 1));
   run_backward(io, child_io(io, kAttention, s.qkv, s.attended, s.of_attention), kAttention, d_qkv, d_attended);
   run_backward(io, child_io(io, kQkv, s.ln1, s.qkv, {}), kQkv, d_norm, d_qkv);
   PDL_CHECK(io.wants_input_grad, name_, " is never the first layer");
-  io.backend.layernorm_backward(as_rows(io.dx), io.grads[0], io.grads[1], as_rows(d_norm), as_rows(io.dy), as_rows(io.x),
-                                io.params[0], s.mean1, s.rstd1, io.accumulate[0] != 0);
+  io.backend.layernorm_backward(as_rows(io.dx), io.grads[0], io.grads[1], as_rows(d_norm), as_rows(io.dy),
+                                as_rows(io.x), io.params[0], s.mean1, s.rstd1, io.accumulate[0] != 0);
   io.grad_ready(1);
   io.grad_ready(0);
 }
 
-std::unique_ptr<Layer> make_transformer_block(std::string name, const TransformerBlockOptions& options, const LayerFactory& factory) {
+std::unique_ptr<Layer> make_transformer_block(std::string name, const TransformerBlockOptions& options,
+                                              const LayerFactory& factory) {
   return std::make_unique<TransformerBlock>(std::move(name), options, factory);
 }
 

@@ -4,8 +4,8 @@
 //   r = x + dropout(c_proj(attention(c_attn(ln_1(x)))))
 //   y = r + dropout(mlp.c_proj(gelu(mlp.c_fc(ln_2(r)))))
 //
-// A tensor-parallel block is this block with other children. The block fuses what lies between them: residual sums with dropout,
-// and the residual's gradient into the norm's.
+// A tensor-parallel block is this block with other children. The block fuses what lies between them: residual sums with
+// dropout, and the residual's gradient into the norm's.
 
 #include <array>
 #include <memory>
@@ -15,7 +15,8 @@
 namespace pdl {
 
 struct TransformerBlockOptions {
-  std::int64_t width = 0, heads = 0, layers = 1;  ///< layers of the whole model: scales the init of residual projections
+  std::int64_t width = 0, heads = 0,
+               layers = 1;  ///< layers of the whole model: scales the init of residual projections
   double dropout = 0.0;
 };
 
@@ -43,7 +44,8 @@ class TransformerBlock final : public Layer {
   Shapes shapes(const Shape& x) const;
   Saved name_saved(const LayerIo& io) const;
   /// The child's view of a call: its own parameters, gradients and saved tensors.
-  LayerIo child_io(const LayerIo& io, Child child, const Tensor& x, const Tensor& y, std::span<const Tensor> saved) const;
+  LayerIo child_io(const LayerIo& io, Child child, const Tensor& x, const Tensor& y,
+                   std::span<const Tensor> saved) const;
   void run_backward(const LayerIo& io, LayerIo child, Child which, const Tensor& dx, const Tensor& dy) const;
   std::int64_t scratch_bytes(const Shapes& s, DType dtype) const;
 
@@ -55,6 +57,7 @@ class TransformerBlock final : public Layer {
   int ln2_ = 0;                               ///< first parameter of the second norm (the first norm's is 0)
 };
 
-std::unique_ptr<Layer> make_transformer_block(std::string name, const TransformerBlockOptions& options, const LayerFactory& factory);
+std::unique_ptr<Layer> make_transformer_block(std::string name, const TransformerBlockOptions& options,
+                                              const LayerFactory& factory);
 
 }  // namespace pdl

@@ -8,8 +8,8 @@ using namespace pdl;
 
 namespace {
 
-std::vector<std::vector<int>> plan(const std::vector<std::int64_t>& elements, const std::vector<std::int64_t>& limits_bytes,
-                                   std::vector<int> order = {}) {
+std::vector<std::vector<int>> plan(const std::vector<std::int64_t>& elements,
+                                   const std::vector<std::int64_t>& limits_bytes, std::vector<int> order = {}) {
   if (order.empty()) {
     order.resize(elements.size());
     std::iota(order.begin(), order.end(), 0);
