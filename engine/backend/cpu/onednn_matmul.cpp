@@ -47,6 +47,10 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Operands
 #endif
 }
 
+// With so many outputs (a language model's head) the library's BLAS was measured to beat its matmul primitive by 6 to 20 %
+// in y and dx. It knows no bias, so only a layer without one takes it. dw does not gain.
+constexpr std::int64_t kOutputsForBlas = 4096;
+
 struct Primitive {
   dnnl::matmul run;  // empty where the library has reference code only
   std::unordered_map<int, dnnl::memory> arguments;
@@ -144,12 +148,18 @@ OneDnnMatmul::~OneDnnMatmul() = default;
 
 bool OneDnnMatmul::forward(std::int64_t rows, std::int64_t in, std::int64_t out, float* y, const float* x,
                            const float* w, const float* bias) {
+  if (out >= kOutputsForBlas && bias == nullptr) {
+    return dnnl::sgemm('N', 'T', rows, out, in, 1.0f, x, in, w, in, 0.0f, y, out) == dnnl::status::success;
+  }
   Primitive& primitive = cache_->find(Product::forward, rows, in, out, bias != nullptr);
   return cache_->run(primitive, y, x, w, bias);
 }
 
 bool OneDnnMatmul::backward_data(std::int64_t rows, std::int64_t in, std::int64_t out, float* dx, const float* dy,
                                  const float* w) {
+  if (out >= kOutputsForBlas) {
+    return dnnl::sgemm('N', 'N', rows, in, out, 1.0f, dy, out, w, in, 0.0f, dx, in) == dnnl::status::success;
+  }
   return cache_->run(cache_->find(Product::backward_data, rows, in, out, false), dx, dy, w, nullptr);
 }
 
