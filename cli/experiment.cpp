@@ -1,5 +1,7 @@
 #include "cli/experiment.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -75,7 +77,10 @@ CommOptions comm_options(const ExperimentConfig& config) {
 int threads_per_rank(const LimitOptions& limits, const RankInfo& rank) {
   if (limits.threads_per_rank > 0) return limits.threads_per_rank;
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  return std::max(1, cores / rank.local_size);
+  // A launcher may have bound this rank to fewer cores than its share; threads that take turns on one core are far slower.
+  cpu_set_t mine;
+  const int bound = ::sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : cores;
+  return std::max(1, std::min(cores / rank.local_size, bound));
 }
 
 std::unique_ptr<Experiment> make_experiment(World& world, const std::string& path,

@@ -118,7 +118,7 @@ int run_program(const Args& args, int argc, char** argv) {
       world->info().size > 1 && failure->code != ExitCode::usage && failure->code != ExitCode::numeric;
   if (first) print(args, *failure, of_one_rank ? str("rank ", world->info().rank, "/", world->info().size, ": ") : "");
   if (world->info().size == 1) return code;
-  world->abort(failure->code);
+  world->abort(first ? failure->code : world->first_failure().code);
   return code;  // not reached; g++ 12 does not see that a virtual function never returns
 }
 

@@ -120,7 +120,8 @@ HostBoard MpiWorld::open_board() {
 }
 
 MpiWorld::~MpiWorld() {
-  if (std::uncaught_exceptions() > 0 || first_failure().rank >= 0) return;
+  const bool failed = std::uncaught_exceptions() > 0 || first_failure().rank >= 0;
+  if (failed && info_.size > 1) return;
   try {
     barrier();
     group_.reset();

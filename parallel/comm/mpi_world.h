@@ -24,8 +24,8 @@ class MpiWorld final : public World {
   /// MPI is running. Collective over all ranks.
   MpiWorld(Mpi owner, const std::string& launcher);
   /// Ends MPI if it is ours, after all ranks have come here. While an exception is in flight, or once a failure was
-  /// claimed, it leaves MPI alone, because the peers may be anywhere: `abort` or the end of the process then ends the
-  /// job.
+  /// claimed, it leaves MPI alone if there are peers, which may be anywhere: `abort` or the end of the process then
+  /// ends the job.
   ~MpiWorld() override;
   MpiWorld(const MpiWorld&) = delete;
   MpiWorld& operator=(const MpiWorld&) = delete;

@@ -236,7 +236,7 @@ std::string GroupBoard::late_members(std::int64_t sequence, double silent_s) con
                 describe_member(static_cast<int>(member)), ")");
   }
   if (text.empty()) text = "all ranks of this host have arrived";
-  if (unseen > 0) text += str("; ", unseen, " ranks on other hosts cannot be seen from here");
+  if (unseen > 0) text += str("; ranks on other hosts, which cannot be seen from here: ", unseen);
   return text;
 }
 

@@ -112,6 +112,11 @@ class Case(unittest.TestCase):
                 ranks[int(rank)] = int(pid)
         return [ranks[r] for r in sorted(ranks)]
 
+    @staticmethod
+    def stop(process):
+        """Asks for a stop through the launcher. Open MPI's ends with a code of its own after SIGTERM, but passes SIGUSR1 on."""
+        process.send_signal(signal.SIGUSR1 if "openmpi" in ARGS.launcher else signal.SIGTERM)
+
     def finish(self, process, seconds):
         """Waits; returns (code, output). Whatever is left is killed, and that is a failure."""
         try:

@@ -55,7 +55,7 @@ class Failure(Case):
 
     def test_sigterm_stops_cleanly(self):
         process, pids = self.start_training(2)
-        process.terminate()
+        self.stop(process)
         code, text = self.finish(process, 10)
         self.assertEqual(code, 75, text)
         self.assertEqual(self.run_json()["status"], "interrupted")
@@ -78,7 +78,7 @@ class Failure(Case):
         process, _ = self.start_training(1)
         done = self.run_binary("run", self.path("config.json"), "--force", "--out", self.path("out"))
         self.assert_fails(done, 2, "out")
-        process.terminate()
+        self.stop(process)
         self.finish(process, 10)
 
 

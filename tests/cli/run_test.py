@@ -49,7 +49,7 @@ class Run(Case):
         config = tiny(training__epochs=4)
         process = self.start("run", self.write(config), "workload.train_samples=96", "--out", self.path("broken"), ranks=2)
         self.wait_for_epochs(process, 1, "broken")
-        process.terminate()
+        self.stop(process)
         code, text = self.finish(process, 20)
         if code == 0:
             self.skipTest("the run was over before it could be stopped")

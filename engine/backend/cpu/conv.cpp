@@ -1,3 +1,7 @@
+// Convolutions. fp64: plain loops. fp32: oneDNN, wherever its plan serves the operation; else the own kernel of
+// conv_products.h, which is faster on small maps (see onednn_conv.cpp) and does everything in a build without oneDNN.
+// Bias gradients are column sums of our own.
+
 #include <algorithm>
 
 #include "engine/backend/cpu/column_sums.h"

@@ -5,7 +5,7 @@
 
 namespace pdl {
 
-// `deterministic` asks for nothing here: no operation of this backend depends on threads or timing in the first place.
+// `deterministic` asks for nothing here: no operation of this backend depends on timing in the first place.
 CpuBackend::CpuBackend(Device&, const BackendOptions&)
     : scratch_(std::make_unique<GemmScratch>()),
       onednn_matmul_(std::make_unique<OneDnnMatmul>()),

@@ -2,8 +2,13 @@
 // The CPU backend: the readable twin of the CUDA one, and in fp64 the oracle.
 //
 // Most operations are one loop template over fp32 and fp64, in the file named below. Matrix products, convolutions and
-// attention have two forms: plain loops in fp64, which must be obviously right, and the kernel of gemm.h in fp32, which
-// must be fast. Threads: OpenMP over independent rows or samples only, so that no sum depends on the number of threads.
+// attention have two forms: plain loops in fp64, which must be obviously right, and fast code in fp32. For products and
+// convolutions that is oneDNN (onednn_library.h), where the build has it and it is not clearly slower; for attention,
+// and for all three without oneDNN, the kernel of gemm.h.
+//
+// Threads: OpenMP over independent rows or samples only, so that no sum depends on the number of threads. oneDNN makes
+// no such promise: with another number of threads its fp32 results may round differently. With the same number they
+// are the same on every call.
 
 #include <memory>
 #include <string>

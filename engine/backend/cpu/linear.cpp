@@ -1,3 +1,6 @@
+// Linear layers. fp64: plain loops. fp32: oneDNN multiplies and adds the bias, and the activation is a pass of our own,
+// as oneDNN's relu turns NaN into 0; a build without oneDNN uses the kernel of gemm.h, with all three in one pass.
+
 #include <algorithm>
 
 #include "engine/backend/cpu/column_sums.h"
@@ -76,7 +79,7 @@ void backward_weight(const Extents& e, double* dw, const double* dy, const doubl
   }
 }
 
-// --- fp32: packed products
+// --- fp32: oneDNN, else packed products
 // -------------------------------------------------------------------------------------------------
 
 // Calls work(first_row, rows, first_column, columns) for each block of a matrix [rows, columns] of results, on all

@@ -1,5 +1,5 @@
-#include <dnnl.hpp>
 #include <omp.h>
+#include <dnnl.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -33,9 +33,9 @@ bool serves(const Described& described) {
   return described && std::string_view(described.impl_info_str()).find("ref") == std::string_view::npos;
 }
 
-// Of small maps the library multiplies the padding as well, which the own kernel leaves out. Measured with 3 x 3 kernels
-// and 512 channels, own kernel against library: at 2 x 2 pixels 1.4 times as fast forward, 1.6 in the data gradient and
-// 2.6 in the weight gradient; at 4 x 4 pixels 1.25 times in the weight gradient, and even in the others.
+// Of small maps the library multiplies the padding as well, which the own kernel leaves out. Measured with 3 x 3
+// kernels and 512 channels, own kernel against library: at 2 x 2 pixels 1.4 times as fast forward, 1.6 in the data
+// gradient and 2.6 in the weight gradient; at 4 x 4 pixels 1.25 times in the weight gradient, and even in the others.
 bool padding_outweighs(const ConvExtents& e, std::int64_t pixels) {
   return e.padding > 0 && e.h <= pixels && e.w <= pixels;
 }
@@ -61,8 +61,9 @@ struct Description {
 
 #if DNNL_VERSION_MAJOR >= 3
   Forward forward(const dnnl::engine& engine, const Desc& weights) const {
-    return {engine,  dnnl::prop_kind::forward_training, kDirect, x, weights, bias, y, stride, padding, padding,
-            attributes(), true};
+    return {
+        engine, dnnl::prop_kind::forward_training, kDirect, x, weights, bias, y, stride, padding, padding, attributes(),
+        true};
   }
   BackwardData backward_data(const dnnl::engine& engine, const Forward& hint) const {
     return {engine, kDirect, x, any_w, y, stride, padding, padding, hint, attributes(), true};
@@ -73,7 +74,9 @@ struct Description {
 #else
   Forward forward(const dnnl::engine& engine, const Desc& weights) const {
     return {{dnnl::prop_kind::forward_training, kDirect, x, weights, bias, y, stride, padding, padding},
-            attributes(), engine, true};
+            attributes(),
+            engine,
+            true};
   }
   BackwardData backward_data(const dnnl::engine& engine, const Forward& hint) const {
     return {{kDirect, x, any_w, y, stride, padding, padding}, attributes(), engine, hint, true};
@@ -105,9 +108,7 @@ struct Operation {
   bool served() const { return static_cast<bool>(run); }
   std::int64_t workspace_bytes() const { return weights_bytes + scratchpad_bytes; }
 
-  void set(int argument, const void* data) {
-    arguments.at(argument).set_data_handle(const_cast<void*>(data));
-  }
+  void set(int argument, const void* data) { arguments.at(argument).set_data_handle(const_cast<void*>(data)); }
   void set_workspace(void* workspace) {
     own_weights.set_data_handle(workspace);
     void* const scratchpad = static_cast<std::byte*>(workspace) + weights_bytes;
@@ -197,7 +198,8 @@ void OneDnnConv::Cache::make(Convolution& shape, const ConvExtents& e) {
     operation.arguments = {{DNNL_ARG_DIFF_SRC, empty(of.x)}, {DNNL_ARG_DIFF_DST, empty(of.y)}};
     finish(operation, of.w, data.weights_desc(), data.scratchpad_desc(), false);
   }
-  if (const auto weight = hint ? of.backward_weight(engine, hint) : Description::BackwardWeight(); !small && serves(weight)) {
+  if (const auto weight = hint ? of.backward_weight(engine, hint) : Description::BackwardWeight();
+      !small && serves(weight)) {
     Operation& operation = shape.backward_weight;
     operation.run = dnnl::convolution_backward_weights(weight);
     operation.arguments = {{DNNL_ARG_SRC, empty(of.x)}, {DNNL_ARG_DIFF_DST, empty(of.y)}};

@@ -1,5 +1,5 @@
-#include <dnnl.hpp>
 #include <omp.h>
+#include <dnnl.hpp>
 
 #include <map>
 #include <string_view>
@@ -47,8 +47,8 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Operands
 #endif
 }
 
-// With so many outputs (a language model's head) the library's BLAS was measured to beat its matmul primitive by 6 to 20 %
-// in y and dx. It knows no bias, so only a layer without one takes it. dw does not gain.
+// With so many outputs (a language model's head) the library's BLAS was measured to beat its matmul primitive by 6 to
+// 20 % in y and dx. It knows no bias, so only a layer without one takes it. dw does not gain.
 constexpr std::int64_t kOutputsForBlas = 4096;
 
 struct Primitive {
