@@ -82,7 +82,8 @@ LimitOptions read_limits(const ConfigReader& reader) {
   limits.memory_limit_mb =
       reader.get<std::int64_t>("memory_limit_mb", 0, "MiB that a rank may take; 0: what the device has", {0, 1e9});
   limits.threads_per_rank =
-      reader.get("threads_per_rank", 0, "compute threads of a rank (CPU); 0: cores / ranks on the host", {0, 4096});
+      reader.get("threads_per_rank", 0,
+                 "compute threads of a rank (CPU); 0: OMP_NUM_THREADS, or cores / ranks on the host", {0, 4096});
   return limits;
 }
 

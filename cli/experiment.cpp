@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include "parallel/comm/self_communicator.h"
@@ -76,8 +77,12 @@ CommOptions comm_options(const ExperimentConfig& config) {
 
 int threads_per_rank(const LimitOptions& limits, const RankInfo& rank) {
   if (limits.threads_per_rank > 0) return limits.threads_per_rank;
+  if (const char* wanted = std::getenv("OMP_NUM_THREADS"); wanted != nullptr && std::atoi(wanted) > 0) {
+    return std::atoi(wanted);
+  }
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  // A launcher may have bound this rank to fewer cores than its share; threads that take turns on one core are far slower.
+  // A launcher may have bound this rank to fewer cores than its share; threads that take turns on one core are far
+  // slower.
   cpu_set_t mine;
   const int bound = ::sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : cores;
   return std::max(1, std::min(cores / rank.local_size, bound));

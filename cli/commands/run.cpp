@@ -110,9 +110,9 @@ void Run::announce_start(const Prediction& prediction) const {
 
 /// Before any memory is taken: what will not fit is refused with the table and the cheapest ways out.
 void Run::check_memory(const Prediction& prediction) const {
-  const std::int64_t limit = experiment_->device->memory_limit_bytes();
+  const std::int64_t share = experiment_->device->info().memory_bytes / world_.info().local_size;
   const std::int64_t available =
-      limit > 0 ? limit : experiment_->device->info().memory_bytes / world_.info().local_size;
+      experiment_->config.limits.memory_limit_mb > 0 ? experiment_->device->memory_limit_bytes() : share;
   if (available <= 0 || prediction.memory.total() <= available) return;
   throw Error(str("a rank needs ", format_bytes(prediction.memory.total()), " and has ", format_bytes(available), "\n",
                   memory_table(prediction.memory, nullptr),
@@ -211,11 +211,15 @@ std::vector<RankEpoch> Run::gather(RankEpoch mine) {
 
 void Run::print_epoch(const EpochRecord& record) const {
   const bool text = record.tokens > 0;
-  std::fprintf(
-      stderr, "epoch %lld: train loss %.4f, validation loss %.4f, %s %.4g, %.1f s (%.4g %s/s), memory peak %s\n",
-      static_cast<long long>(record.epoch + 1), record.train_loss, record.val_loss, record.val_metric_name.c_str(),
-      record.val_metric, record.epoch_s, text ? record.tokens_per_s : record.samples_per_s, text ? "tokens" : "images",
-      format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
+  std::fprintf(stderr, "epoch %lld: train loss %.4f", static_cast<long long>(record.epoch + 1), record.train_loss);
+  if (experiment_->config.measure.evaluate) {
+    std::fprintf(stderr, ", validation loss %.4f, %s %.4g", record.val_loss, record.val_metric_name.c_str(),
+                 record.val_metric);
+  }
+  std::fprintf(stderr, ", %.1f s%s (%.4g %s/s), memory peak %s\n", record.epoch_s,
+               record.extrapolated ? " extrapolated" : "", text ? record.tokens_per_s : record.samples_per_s,
+               text ? "tokens" : "images",
+               format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
 }
 
 int Run::finish() {

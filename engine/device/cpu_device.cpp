@@ -1,5 +1,6 @@
 #include "engine/device/cpu_device.h"
 
+#include <omp.h>
 #include <sys/mman.h>
 #include <sys/utsname.h>
 
@@ -33,7 +34,9 @@ class CpuDevice final : public Device {
               .name = cpu_name(),
               .uuid = "",
               .memory_bytes = host_memory_bytes(),
-              .threads = std::max(1, options.threads)} {}
+              .threads = std::max(1, options.threads)} {
+    omp_set_num_threads(info_.threads);  // of parallel regions that this thread, the only one that computes, starts
+  }
 
   DeviceInfo info() const override { return info_; }
   Stream& compute_stream() override { return stream_; }
