@@ -92,7 +92,13 @@ MpiWorld::MpiWorld(Mpi owner, const std::string& launcher) : owner_(owner) {
   MPI_Request request = MPI_REQUEST_NULL;
   PDL_MPI(MPI_Comm_idup(MPI_COMM_WORLD, &world, &request));
   wait_without_board(request, timeout_s_);
-  group_ = std::make_unique<MpiGroup>(context_, world, "the world's exchanges", timeout_s_);
+  try {
+    group_ = std::make_unique<MpiGroup>(context_, world, "the world's exchanges", timeout_s_);
+  } catch (const Error&) {
+    // A quicker rank is through already and has failed at its next step: it has spoken for all.
+    if (first_failure().rank >= 0) abort(first_failure().code);
+    throw;
+  }
 }
 
 HostBoard MpiWorld::open_board() {

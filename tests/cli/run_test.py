@@ -31,9 +31,15 @@ class Run(Case):
             self.assertLessEqual(abs(measured - predicted), 0.01 * measured, kind)
 
     def test_same_curve_on_one_two_and_four_ranks(self):
-        for config in (tiny(), tiny(workload={"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16,
-                                              "dropout": 0.2, "data": "synthetic-learnable", "classes": 4, "train_samples": 96,
-                                              "validation_samples": 24}, training__optimizer={"name": "sgd", "lr": 0.02, "momentum": 0.9})):
+        vgg = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "dropout": 0.2,
+               "data": "synthetic-learnable", "classes": 4, "train_samples": 96, "validation_samples": 24}
+        sgd = {"name": "sgd", "lr": 0.02, "momentum": 0.9}
+        # VGG has branches (ReLU, max): a value within rounding of one takes another way on another number of ranks, and
+        # then fp32 keeps fewer digits. In fp64 none is that near.
+        for config, tolerance in ((tiny(), 1e-6),
+                                  (tiny(training__dtype="fp64"), 1e-12),
+                                  (tiny(workload=vgg, training__optimizer=sgd), 1e-3),
+                                  (tiny(workload=vgg, training__optimizer=sgd, training__dtype="fp64"), 1e-12)):
             curves = []
             for ranks in (1, 2, 4):
                 done = self.train(config, ranks=ranks, out=f"r{ranks}")
@@ -42,7 +48,7 @@ class Run(Case):
                 subprocess.run(["rm", "-rf", self.path(f"r{ranks}")], check=True)
             for curve in curves[1:]:
                 for a, b in zip(curve, curves[0]):
-                    self.assertLess(abs(a - b) / b, 1e-6)
+                    self.assertLess(abs(a - b) / b, tolerance)
 
     def test_resume_continues_bit_for_bit(self):
         self.assertEqual(self.train(tiny(training__epochs=4), ranks=2, out="whole").returncode, 0)
