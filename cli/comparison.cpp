@@ -61,14 +61,14 @@ Outcome train_for_comparison(Experiment& experiment, int steps) {
 std::vector<Deviation> compare(const Outcome& engine, const Outcome& reference) {
   std::vector<Deviation> rows;
   for (std::size_t step = 0; step < reference.losses.size(); ++step) {
-    rows.push_back({str("loss of step ", step + 1), relative(engine.losses[step], reference.losses[step])});
+    rows.push_back({str("loss of step ", step + 1), true, relative(engine.losses[step], reference.losses[step])});
   }
   for (const std::string& name : reference.names) {
     const auto found = engine.values.find(name);
     const bool comparable = found != engine.values.end() && found->second.size() == reference.values.at(name).size();
-    rows.push_back({name, comparable ? relative(found->second, reference.values.at(name)) : INFINITY});
+    rows.push_back({name, false, comparable ? relative(found->second, reference.values.at(name)) : INFINITY});
   }
-  rows.push_back({"validation loss", relative(engine.validation.loss(), reference.validation.loss())});
+  rows.push_back({"validation loss", true, relative(engine.validation.loss(), reference.validation.loss())});
   return rows;
 }
 

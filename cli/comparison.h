@@ -22,7 +22,8 @@ struct Outcome {
 Outcome train_for_comparison(Experiment& experiment, int steps);
 
 struct Deviation {
-  std::string what;    ///< "loss of step 3", a parameter's name, "validation loss"
+  std::string what;  ///< "loss of step 3", a parameter's name, "validation loss"
+  bool is_loss = false;
   double error = 0.0;  ///< relative, in the Euclidean norm for tensors; infinite where a number is not finite
 };
 

@@ -13,7 +13,17 @@ std::vector<std::string> engine_names() {
 
 DType dtype_of(const std::string& name) {
   if (name == "fp64") return DType::fp64;
-  return DType::fp32;
+  return name == "bf16" ? DType::bf16 : DType::fp32;
+}
+
+/// CPUs compute in fp64 and fp32, GPUs in everything but fp64.
+void check_dtype(const ConfigReader& training, const std::string& device, const std::string& dtype) {
+  if (device == "cuda" && dtype == "fp64") {
+    training.problem("dtype", "fp64 is the oracle, on CPUs: set device=cpu, or take fp32, tf32 or bf16");
+  }
+  if (device == "cpu" && (dtype == "bf16" || dtype == "tf32")) {
+    training.problem("dtype", str(dtype, " needs a GPU: this run computes on the CPU; take fp32 or fp64"));
+  }
 }
 
 /// Global batch, part of each rank and micro-batch have to fit: global = micro-batch x accumulation x data-parallel
@@ -47,13 +57,19 @@ void read_batch(const ConfigReader& reader, int dp_size, TrainingOptions& traini
   }
 }
 
-TrainingOptions read_training(const ConfigReader& reader, int dp_size, std::int64_t& checkpoint_epochs) {
+TrainingOptions read_training(const ConfigReader& reader, int dp_size, const std::string& device,
+                              std::int64_t& checkpoint_epochs) {
   TrainingOptions training;
   training.epochs = reader.get<std::int64_t>("epochs", 1, "passes over the training data", {1, 1e9});
   read_batch(reader, dp_size, training);
   training.seed = static_cast<std::uint64_t>(
       reader.get<std::int64_t>("seed", 1234, "of initial weights, order of samples and dropout", {0, 9e18}));
-  training.dtype = dtype_of(reader.choice("dtype", "fp32", {"fp64", "fp32"}, "type of weights and arithmetic"));
+  const std::string dtype = reader.choice(
+      "dtype", "fp32", {"fp64", "fp32", "tf32", "bf16"},
+      "arithmetic: fp64 on CPUs; tf32 (fp32 with rounded products) and bf16 (fp32 master weights) on GPUs");
+  check_dtype(reader, device, dtype);
+  training.dtype = dtype_of(dtype);
+  training.tf32 = dtype == "tf32";
   training.deterministic = reader.get("deterministic", false, "fixed-order reductions: two runs are bit-equal");
   training.drop_last = reader.get("drop_last", false, "leave out a ragged last batch; otherwise it is trained exactly");
   checkpoint_epochs = reader.get<std::int64_t>("checkpoint_every_epochs", 1,
@@ -91,8 +107,15 @@ DataLoaderOptions read_loader(const ConfigReader& reader, DType dtype) {
   DataLoaderOptions loader;
   loader.threads = reader.get("threads", 1, "loader threads of a rank; 0: read on the compute thread", {0, 256});
   loader.prefetch = reader.get("prefetch", 2, "micro-batches read ahead", {1, 1024});
-  loader.image_dtype = dtype;
+  loader.image_dtype = wide_dtype(dtype);
   return loader;
+}
+
+/// What "auto" means for this configuration on this machine.
+std::string usual_device(const ConfigDocument& document) {
+  const std::string dtype = document.root().section("training", "").get<std::string>("dtype", "fp32", "");
+  if (dtype == "fp64") return "cpu";
+  return dtype == "bf16" || dtype == "tf32" || device_count("cuda") > 0 ? "cuda" : "cpu";
 }
 
 }  // namespace
@@ -106,6 +129,8 @@ ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
   const ConfigReader root = document.root();
   config.name = root.get<std::string>("name", "experiment", "names the run and its directory");
 
+  config.device = root.choice("device", "auto", {"auto", "cpu", "cuda"},
+                              "where the ranks compute; auto: on GPUs where there are any, except in fp64");
   const ConfigReader workload = root.section("workload", "model and data");
   config.model = read_model_options(workload);
   config.data = read_data_options(workload);
@@ -117,9 +142,9 @@ ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
     config.engine->document(engine);
     dp_size = std::max(1, config.engine->data_parallel_size(ranks, engine));
   }
+  if (config.device == "auto") config.device = usual_device(document);
   config.training = read_training(root.section("training", "recipe: how long, on what batches, which update"), dp_size,
-                                  config.checkpoint_epochs);
-  config.device = root.choice("device", "auto", {"auto", "cpu", "cuda"}, "where the ranks compute");
+                                  config.device, config.checkpoint_epochs);
   config.comm = root.choice("comm", "auto", {"auto", "self", "mpi", "nccl"}, "how the ranks talk");
   config.measure = read_measure(root.section("measure", "what is measured"));
   config.limits = read_limits(root.section("limits", "time and memory that a rank may take"));

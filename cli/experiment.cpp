@@ -20,14 +20,16 @@ std::unique_ptr<Experiment> read(const std::string& path, const std::vector<std:
   return experiment;
 }
 
-std::string device_kind(const std::string& wanted) { return wanted == "auto" ? "cpu" : wanted; }
-
-void open_device(Experiment& experiment, int threads) {
+/// Local rank r takes device r of its host, and again from the first when there are more ranks than devices.
+void open_device(Experiment& experiment, int threads, int local_rank) {
   const ExperimentConfig& config = experiment.config;
-  experiment.device = make_device({.kind = device_kind(config.device),
+  experiment.device = make_device({.kind = config.device,
                                    .threads = threads,
+                                   .ordinal = local_rank % std::max(1, device_count(config.device)),
                                    .memory_limit_bytes = config.limits.memory_limit_mb << 20});
-  experiment.backend = make_backend(*experiment.device, {.deterministic = config.training.deterministic});
+  experiment.backend =
+      make_backend(*experiment.device, {.deterministic = config.training.deterministic, .tf32 = config.training.tf32});
+  experiment.backend->set_stream(experiment.device->compute_stream());
 }
 
 /// Rules between the data and the ranks, known only once the data is open.
@@ -94,7 +96,7 @@ std::unique_ptr<Experiment> make_experiment(World& world, const std::string& pat
   std::unique_ptr<Experiment> experiment = read(path, overrides, rank.size);
   const ExperimentConfig& config = experiment->config;
   world.set_timeout(config.limits.timeout_s);
-  open_device(*experiment, threads_per_rank(config.limits, rank));
+  open_device(*experiment, threads_per_rank(config.limits, rank), rank.local_rank);
   world.announce("opening the data");
   experiment->data = open_datasets(config.data, config.model, config.training.seed);
   check_sizes(*experiment, rank.size);
@@ -110,7 +112,7 @@ std::unique_ptr<Experiment> make_planned_experiment(int ranks, const std::string
   std::unique_ptr<Experiment> experiment = read(path, overrides, ranks);
   experiment->config.device = "cpu";
   experiment->config.limits.memory_limit_mb = 0;
-  open_device(*experiment, 1);
+  open_device(*experiment, 1, 0);
   experiment->model =
       make_model(experiment->config.model, planned_classes(experiment->config.data, experiment->config.model));
   experiment->communicator = make_planning_communicator(0, ranks);
@@ -124,7 +126,13 @@ std::unique_ptr<Experiment> make_reference_experiment(const Experiment& of) {
   reference->config = of.config;
   reference->config.engine = find_engine(of.config.engine->reference);
   PDL_CHECK(reference->config.engine != nullptr, "no engine is called ", of.config.engine->reference);
-  open_device(*reference, of.device->info().threads);
+  if (of.config.device == "cuda") {  // the oracle is the CPU in fp64, whatever the GPU computes in
+    reference->config.device = "cpu";
+    reference->config.training.dtype = reference->config.loader.image_dtype = DType::fp64;
+  }
+  const int threads =
+      of.config.device == "cuda" ? static_cast<int>(std::thread::hardware_concurrency()) : of.device->info().threads;
+  open_device(*reference, std::max(1, threads), 0);
   reference->data = open_datasets(of.config.data, of.config.model, of.config.training.seed);
   reference->model = of.model;
   reference->communicator = make_self_communicator(*reference->device);

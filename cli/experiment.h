@@ -39,8 +39,8 @@ std::unique_ptr<Experiment> make_reference_experiment(const Experiment& of);
 /// Memory by kind as a table, predicted beside measured where there is any.
 std::string memory_table(const MemoryByKind& predicted, const MemoryTracker* measured);
 
-/// Compute threads that a rank gets: the configured number, else OMP_NUM_THREADS, else cores / ranks on this host but at
-/// most the cores that it is bound to.
+/// Compute threads that a rank gets: the configured number, else OMP_NUM_THREADS, else cores / ranks on this host but
+/// at most the cores that it is bound to.
 int threads_per_rank(const LimitOptions& limits, const RankInfo& rank);
 
 }  // namespace pdl

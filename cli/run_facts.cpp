@@ -1,11 +1,12 @@
 #include "cli/run_facts.h"
 
-#include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "engine/device/peak_flops.h"
+#include "engine/record/json_lines.h"
 #include "pdl_build_info.h"
 
 extern char** environ;
@@ -33,9 +34,15 @@ std::map<std::string, std::string> relevant_environment() {
   return kept;
 }
 
-Json describe_rank(const RankInfo& rank, const DeviceInfo& device) {
-  return {{"rank", rank.rank},     {"local_rank", rank.local_rank}, {"host", rank.host},
-          {"device", device.name}, {"uuid", device.uuid},           {"threads", device.threads}};
+Json describe_rank(const RankInfo& rank, Device& device) {
+  const DeviceInfo info = device.info();
+  return {{"rank", rank.rank},
+          {"local_rank", rank.local_rank},
+          {"host", rank.host},
+          {"device", info.name},
+          {"uuid", info.uuid},
+          {"threads", info.threads},
+          {"state", to_json(device.state())}};
 }
 
 std::string knobs_json(const EngineDescription& description) {
@@ -69,20 +76,34 @@ int most_ranks_per_device(const std::vector<RankRecord>& ranks, const std::strin
   return most;
 }
 
+/// Of all devices of the run together; ranks that share one count it once. Empty when some device's is not known.
+std::optional<double> total_peak_flops_per_s(const RunRecord& run) {
+  std::set<std::string> seen;
+  double total = 0.0;
+  for (const RankRecord& rank : run.ranks) {
+    if (!seen.insert(rank.host + rank.device_uuid).second) continue;
+    const double peak = peak_flops_per_s(rank.device, run.dtype);
+    if (peak <= 0.0) return std::nullopt;
+    total += peak;
+  }
+  return total > 0.0 ? std::optional(total) : std::nullopt;
+}
+
 }  // namespace
 
 RunRecord collect_run_facts(World& world, const Experiment& experiment, const std::string& command_line) {
   const ExperimentConfig& config = experiment.config;
   const EngineDescription description = experiment.engine->describe();
   RunRecord run;
-  for (const std::string& text : world.gather(describe_rank(world.info(), experiment.device->info()).dump())) {
+  for (const std::string& text : world.gather(describe_rank(world.info(), *experiment.device).dump())) {
     const Json rank = Json::parse(text);
     run.ranks.push_back({.rank = rank["rank"],
                          .local_rank = rank["local_rank"],
                          .host = rank["host"],
                          .device = rank["device"],
                          .device_uuid = rank["uuid"],
-                         .threads = rank["threads"]});
+                         .threads = rank["threads"],
+                         .gpu_start = device_state_from_json(rank["state"])});
   }
   run.name = config.name;
   run.engine = config.engine->name;
@@ -110,20 +131,22 @@ RunRecord collect_run_facts(World& world, const Experiment& experiment, const st
   run.ranks_per_device = most_ranks_per_device(run.ranks, run.backend);
   run.comm = experiment.communicator->transport();
   run.launcher = world.info().launcher;
-  run.dtype = std::string(name_of(config.training.dtype));
+  run.dtype = config.training.tf32 ? "tf32" : std::string(name_of(config.training.dtype));
+  run.flops_formula = experiment.model.flops_formula;
+  run.peak_flops_per_s = total_peak_flops_per_s(run);
   run.synthetic_data = experiment.data.train->info().synthetic;
   return run;
 }
 
-std::string data_identity(const DatasetPair& data) {
-  return data.train->info().identity + "+" + data.validation->info().identity;
+void collect_end_states(World& world, const DeviceState& mine, std::vector<RankRecord>& ranks) {
+  const std::vector<std::string> states = world.gather(to_json(mine));
+  for (std::size_t rank = 0; rank < std::min(states.size(), ranks.size()); ++rank) {
+    ranks[rank].gpu_end = device_state_from_json(states[rank]);
+  }
 }
 
-std::int64_t resident_bytes() {
-  std::ifstream file("/proc/self/statm");
-  std::int64_t total = 0, resident = 0;
-  file >> total >> resident;
-  return resident * static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE));
+std::string data_identity(const DatasetPair& data) {
+  return data.train->info().identity + "+" + data.validation->info().identity;
 }
 
 }  // namespace pdl

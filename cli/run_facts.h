@@ -9,10 +9,10 @@ namespace pdl {
 /// Collective; complete on rank 0.
 RunRecord collect_run_facts(World& world, const Experiment& experiment, const std::string& command_line);
 
+/// Puts what each rank's driver last said into `ranks`, complete on rank 0. Collective.
+void collect_end_states(World& world, const DeviceState& mine, std::vector<RankRecord>& ranks);
+
 /// The data sets' identities as one text, for checkpoints.
 std::string data_identity(const DatasetPair& data);
-
-/// Resident memory of this process as the system sees it.
-std::int64_t resident_bytes();
 
 }  // namespace pdl

@@ -31,7 +31,8 @@ struct TrainingOptions {
   std::int64_t micro_batch =
       0;  ///< samples per forward pass on one data-parallel rank; 0: all of the rank's part at once
   std::uint64_t seed = 1234;
-  DType dtype = DType::fp32;
+  DType dtype = DType::fp32;  ///< type that layers compute in
+  bool tf32 = false;          ///< with fp32: matrix products on tensor cores
   bool deterministic = false;
   bool drop_last = false;
   OptimizerOptions optimizer;

@@ -2,7 +2,7 @@
 # Installs what is missing, builds, and runs the tests. Arguments go to ctest:
 #
 #   scripts/test.sh                 all
-#   scripts/test.sh -L unit         one label: unit, mpi, arch, cli, pytorch
+#   scripts/test.sh -L unit         one label: unit, mpi, gpu, arch, cli, pytorch
 #   scripts/test.sh -R bucket -V    by name, with output
 #
 # Environment: PDLBENCH_BUILD_DIR (build), PDLBENCH_JOBS (all cores), PDLBENCH_CMAKE_ARGS (such as "-DPDLBENCH_WERROR=ON")

@@ -43,6 +43,13 @@ struct Gpt2Options {
   std::int64_t sequence_length = 128, positions = 1024;
   std::int64_t layers = 0, width = 0, heads = 0;
   double dropout = 0.1;
+  std::int64_t vocabulary_multiple = 1;
+  Recompute recompute = Recompute::nothing;
+
+  /// Rows of the token embedding.
+  std::int64_t padded(std::int64_t vocabulary) const {
+    return (vocabulary + vocabulary_multiple - 1) / vocabulary_multiple * vocabulary_multiple;
+  }
 };
 
 Gpt2Options read_gpt2(const Gpt2Size& size, const ConfigReader& workload) {
@@ -58,6 +65,15 @@ Gpt2Options read_gpt2(const Gpt2Size& size, const ConfigReader& workload) {
   options.positions =
       workload.get<std::int64_t>("positions", std::max(published, options.sequence_length),
                                  "rows of the position embedding, at least sequence_length", {1, 1 << 20});
+  options.vocabulary_multiple = workload.get<std::int64_t>(
+      "make_vocab_size_divisible_by", 1,
+      "the token embedding gets rows that no token uses up to a multiple of this: GPUs like 64", {1, 1 << 16});
+  const std::string recompute =
+      workload.choice("recompute", "nothing", {"nothing", "gelu", "gelu_and_norms"},
+                      "what the backward pass computes again to save memory; the numbers stay the same");
+  options.recompute = recompute == "gelu"             ? Recompute::gelu
+                      : recompute == "gelu_and_norms" ? Recompute::gelu_and_norms
+                                                      : Recompute::nothing;
   if (options.width % options.heads != 0) {
     std::int64_t nearest = options.heads;
     while (options.width % nearest != 0) --nearest;
@@ -74,17 +90,21 @@ Gpt2Options read_gpt2(const Gpt2Size& size, const ConfigReader& workload) {
 
 LayerList build_gpt2(const Gpt2Options& options, std::int64_t vocabulary, const LayerFactory& factory) {
   LayerList layers;
+  const std::int64_t rows = options.padded(vocabulary);
   layers.push_back(factory.embedding(
       "embedding",
-      {.vocabulary = vocabulary, .positions = options.positions, .width = options.width, .dropout = options.dropout}));
-  const TransformerBlockOptions block = {
-      .width = options.width, .heads = options.heads, .layers = options.layers, .dropout = options.dropout};
+      {.vocabulary = rows, .positions = options.positions, .width = options.width, .dropout = options.dropout}));
+  const TransformerBlockOptions block = {.width = options.width,
+                                         .heads = options.heads,
+                                         .layers = options.layers,
+                                         .dropout = options.dropout,
+                                         .recompute = options.recompute};
   for (std::int64_t layer = 0; layer < options.layers; ++layer) {
     layers.push_back(make_transformer_block(str("h.", layer), block, factory));
   }
   layers.push_back(factory.layernorm("ln_f", options.width));
-  layers.push_back(factory.lm_head("lm_head", options.width, vocabulary, "wte.weight"));
-  layers.push_back(factory.loss("loss"));
+  layers.push_back(factory.lm_head("lm_head", options.width, rows, "wte.weight"));
+  layers.push_back(factory.loss("loss", vocabulary));
   return layers;
 }
 

@@ -151,7 +151,7 @@ LayerList build_vgg(const VggOptions& options, std::int64_t classes, const Layer
   if (options.map() != options.pooled_map()) layers.push_back(factory.adaptive_avg_pool("avgpool", kFullMap, kFullMap));
   layers.push_back(factory.flatten("flatten"));
   add_classifier(layers, options, classes, factory);
-  layers.push_back(factory.loss("loss"));
+  layers.push_back(factory.loss("loss", classes));
   return layers;
 }
 

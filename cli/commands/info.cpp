@@ -23,8 +23,12 @@ Json describe_rank(const RankInfo& rank, const DeviceInfo& device) {
 
 int info_command(World& world, const Args& args) {
   const RankInfo& rank = world.info();
-  const std::unique_ptr<Device> device = make_device({.kind = "cpu", .threads = threads_per_rank({}, rank)});
-  const std::unique_ptr<Backend> backend = make_backend(*device, {});
+  const int gpus = device_count("cuda");
+  const std::unique_ptr<Device> cpu = make_device({.kind = "cpu", .threads = threads_per_rank({}, rank)});
+  const std::unique_ptr<Device> gpu =
+      gpus > 0 ? make_device({.kind = "cuda", .ordinal = rank.local_rank % gpus}) : nullptr;
+  const Device* const device = gpu ? gpu.get() : cpu.get();
+  const std::unique_ptr<Backend> backend = make_backend(*cpu, {});
   const std::vector<std::string> ranks = world.gather(describe_rank(rank, device->info()).dump());
   if (rank.rank != 0) return 0;
   Json json;
@@ -35,7 +39,9 @@ int info_command(World& world, const Args& args) {
   json["mpi"] = rank.mpi_library;
   json["launcher"] = rank.launcher;
   json["cpu_library"] = backend->library();
-  json["cuda"] = "not in this build";
+  json["cuda"] = !PDL_WITH_CUDA ? "not in this build"
+                 : gpu          ? str(make_backend(*gpu, {})->library(), ", ", gpus, " visible")
+                                : "in this build; no GPU is visible";
   json["ranks"] = Json::array();
   for (const std::string& text : ranks) json["ranks"].push_back(Json::parse(text));
   if (args.json) {

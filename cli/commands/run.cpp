@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <optional>
+#include <vector>
 
 #include "cli/checkpoint.h"
 #include "cli/commands/commands.h"
@@ -24,7 +26,7 @@ class Run {
         experiment_(make_experiment(world, args.config, args.overrides)),
         directory_(args.out.empty() ? "results/" + experiment_->config.name : args.out),
         identity_{experiment_->document->effective_hash(), data_identity(experiment_->data)},
-        clock_(experiment_->config.measure.warmup_steps),
+        clock_(experiment_->config.measure.warmup_steps, experiment_->device->make_stopwatch()),
         progress_(clock_, first_rank_, experiment_->config.training.epochs) {}
 
   int execute() {
@@ -45,6 +47,7 @@ class Run {
   void check_memory(const Prediction& prediction) const;
   void train();
   void finish_epoch(const EpochPlan& plan, const PassResult& trained);
+  void check_clocks(double device_s) const;
   PassResult evaluate(std::int64_t& eval_steps, std::int64_t& full_eval_steps);
   std::vector<RankEpoch> gather(RankEpoch mine);
   void print_epoch(const EpochRecord& record) const;
@@ -61,7 +64,10 @@ class Run {
   Progress progress_;
   MemoryByKind predicted_;
   std::int64_t first_epoch_ = 0;
-  double elapsed_before_s_ = 0.0, start_s_ = 0.0;
+  double elapsed_before_s_ = 0.0, start_s_ = 0.0, epoch_start_s_ = 0.0;
+  std::optional<double> peak_flops_per_s_;  ///< of all devices
+  std::vector<RankRecord> ranks_;           ///< complete on rank 0
+  DeviceState device_state_;                ///< after the last epoch's training
   EpochRecord last_;
   bool stopped_ = false;
 };
@@ -82,6 +88,8 @@ void Run::start() {
   const Prediction prediction = experiment_->engine->predict();
   predicted_ = prediction.memory;
   const RunRecord facts = collect_run_facts(world_, *experiment_, args_.command_line);
+  ranks_ = facts.ranks;
+  peak_flops_per_s_ = facts.peak_flops_per_s;
   if (first_rank_) {
     writer_->begin(facts);
     announce_start(prediction);
@@ -129,6 +137,7 @@ void Run::train() {
     const EpochPlan plan(experiment_->data.train->size(), config.training.global_batch, config.training.seed, epoch,
                          true, config.training.drop_last, config.measure.max_steps_per_epoch);
     progress_.epoch_begin(epoch);
+    epoch_start_s_ = PhaseClock::steady_seconds();
     clock_.epoch_begin();
     experiment_->ledger.take();
     experiment_->device->memory().reset_peak();
@@ -155,8 +164,21 @@ PassResult Run::evaluate(std::int64_t& eval_steps, std::int64_t& full_eval_steps
   return experiment_->engine->evaluate(plan);
 }
 
+/// The device's clock says how long training took; the host's must agree, or no time of this run can be trusted.
+void Run::check_clocks(double device_s) const {
+  constexpr double kShare = 0.01, kSlack_s = 0.05;
+  if (experiment_->device->info().kind == "cpu") return;  // one and the same clock
+  const double host_s = PhaseClock::steady_seconds() - epoch_start_s_;
+  if (std::fabs(host_s - device_s) <= kShare * host_s + kSlack_s) return;
+  std::fprintf(stderr,
+               "warning: rank %d: an epoch's training took %.3f s by the device's clock, %.3f s by the host's\n",
+               world_.info().rank, device_s, host_s);
+}
+
 void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   RankEpoch mine = clock_.epoch_end();
+  check_clocks(mine.train_s);
+  device_state_ = experiment_->device->state();  // while it is still warm from training
   for (const auto& [operation, count] : experiment_->ledger.take()) {
     mine.comm[operation] = {
         .calls = count.calls, .bytes = count.bytes, .busy_s = count.busy_s, .exposed_s = count.exposed_s};
@@ -164,7 +186,8 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   mine.memory_peak = experiment_->device->memory().peak();
   mine.memory_peak_total = experiment_->device->memory().peak_total();
   mine.memory_predicted = predicted_;
-  mine.device_memory_used = resident_bytes();
+  mine.device_memory_used = experiment_->device->used_bytes();
+  mine.library_bytes = experiment_->device->library_bytes();
 
   EpochFacts facts;
   facts.epoch = plan.epoch();
@@ -176,6 +199,7 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   facts.train_loss = trained.loss();
   facts.lr = clock_.last_step().lr;
   facts.flops_per_sample = experiment_->model.training_flops_per_sample;
+  facts.peak_flops_per_s = peak_flops_per_s_;
   facts.val_loss = facts.val_metric = NAN;
   const bool text = per_sample > 1;
   facts.val_metric_name = text ? "perplexity" : "accuracy";
@@ -216,15 +240,18 @@ void Run::print_epoch(const EpochRecord& record) const {
     std::fprintf(stderr, ", validation loss %.4f, %s %.4g", record.val_loss, record.val_metric_name.c_str(),
                  record.val_metric);
   }
-  std::fprintf(stderr, ", %.1f s%s (%.4g %s/s), memory peak %s\n", record.epoch_s,
-               record.extrapolated ? " extrapolated" : "", text ? record.tokens_per_s : record.samples_per_s,
-               text ? "tokens" : "images",
+  std::fprintf(stderr, ", %.1f s%s (%.4g %s/s", record.epoch_s, record.extrapolated ? " extrapolated" : "",
+               text ? record.tokens_per_s : record.samples_per_s, text ? "tokens" : "images");
+  if (record.mfu) std::fprintf(stderr, ", %.1f %% of peak", 100.0 * *record.mfu);
+  std::fprintf(stderr, "), memory peak %s\n",
                format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
 }
 
 int Run::finish() {
   const RankInfo& rank = world_.info();
+  collect_end_states(world_, device_state_, ranks_);
   if (first_rank_) {
+    writer_->ranks(ranks_);
     writer_->finish(stopped_ ? RunStatus::interrupted : RunStatus::success, stopped_ ? "stopped on request" : "");
     if (stopped_) {
       std::fprintf(stderr, "stopped on request; continue with --resume --out %s\n", directory_.c_str());

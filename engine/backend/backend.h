@@ -6,8 +6,9 @@
 //   entry.
 //   - Work is queued on the stream the backend was told (`set_stream`); on the CPU it is done on return.
 //   - A weight gradient is added to its destination when `accumulate` is true, else it overwrites it. Data gradients
-//   overwrite,
-//     unless the operation says otherwise.
+//     overwrite, unless the operation says otherwise.
+//   - Tensors of one call have one element type, the compute type, with these exceptions, which have wide_dtype() of
+//     it: gradients of weights (dw, dbias, dgamma, dbeta, dwte, dwpe), statistics (mean, rstd, stats) and losses.
 //   - Statistics, losses and sums are fp32 at least; sums over many elements are formed in fp64 on the CPU.
 //   - Data gradient and weight gradient are separate calls, so that communication can start between them.
 //   - With `deterministic` every operation gives the same bits on every call with the same inputs.
@@ -74,8 +75,12 @@ class Backend {
   /// bias when defined; relu needs none, as y itself tells where it was cut.
   virtual void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias,
                               Activation activation) = 0;
-  /// dx = dy w.
-  virtual void linear_backward_data(Tensor dx, Tensor dy, Tensor w) = 0;
+  /// dx = dy w. When x was activation(pre_activation), made by the operation before, and `activation` is not none, dx
+  /// is the gradient of that pre-activation [M, I] instead: (dy w) * activation'(pre_activation).
+  virtual void linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pre_activation, Activation activation) = 0;
+  void linear_backward_data(Tensor dx, Tensor dy, Tensor w) {
+    linear_backward_data(dx, dy, w, Tensor(), Activation::none);
+  }
   /// dw (+)= dy^T x; dbias (+)= column sums of dy when dbias is defined.
   virtual void linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) = 0;
 
@@ -102,6 +107,8 @@ class Backend {
 
   // --- element by element
   // --------------------------------------------------------------------------------------------------
+  /// y = activation(x); y may be x. For what a backward pass computes again.
+  virtual void activation_forward(Tensor y, Tensor x, Activation activation) = 0;
   /// dx = dy * activation'(saved), saved = pre-activation for gelu_tanh, y for relu. dx may be dy.
   virtual void activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) = 0;
   /// y = mask(key) * x / (1 - rate); y may be x. Its own backward, with dy in place of x.
@@ -109,7 +116,7 @@ class Backend {
   /// y = residual + dropout(x); y may be residual or x.
   virtual void residual_add(Tensor y, Tensor residual, Tensor x, const DropoutKey& key) = 0;
 
-  // --- layer norm over the last axis: x [M, C], gamma beta [C], mean rstd [M]
+  // --- layer norm over the last axis: x [M, C], gamma beta [C], mean rstd [M]; 1e-5 is added to the variance
   // ----------------------------------------------
   virtual void layernorm_forward(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor gamma, Tensor beta) = 0;
   /// dx = gradient (+ dresidual when defined: the gradient that reaches x past the norm; dx may be dresidual or dy);
@@ -143,9 +150,11 @@ class Backend {
   // --- loss: logits [M, V], targets int32 [M]; target -1 is ignored
   // --------------------------------------------------------
   /// row_loss [M] = -log softmax(logits)[target]; row_correct [M] = 1 where the first maximum is the target, else 0.
-  /// When `dlogits` is defined it receives scale * (softmax - onehot), 0 in ignored rows; it may be logits itself.
+  /// Only the first `classes` columns are classes: those behind them, the padding of a vocabulary, count as minus
+  /// infinity. When `dlogits` is defined it receives scale * (softmax - onehot), 0 in ignored rows and in the padding;
+  /// it may be logits itself.
   virtual void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
-                             double scale) = 0;
+                             std::int64_t classes, double scale) = 0;
 
   // --- flat ranges
   // ---------------------------------------------------------------------------------------------------------
@@ -153,15 +162,17 @@ class Backend {
   virtual void copy(Tensor y, Tensor x) = 0;               ///< same elements; converts between dtypes
   virtual void add(Tensor y, Tensor x, double scale) = 0;  ///< y += scale * x
   virtual void scale(Tensor x, double factor) = 0;
-  virtual void accumulate_sum(Tensor total, Tensor x) = 0;  ///< total fp64 [1] += sum of x, in index order
-  /// totals fp64 [segments] = sum of squares of each segment of x: canonical, one fp64 sum per segment in index order.
+  virtual void accumulate_sum(Tensor total, Tensor x) = 0;  ///< total fp64 [1] += sum of x, in a fixed order
+  /// totals fp64 [segments] = sum of squares of each segment of x: one fp64 sum per segment, in an order that depends
+  /// on the segment's length alone.
   virtual void sum_of_squares(Tensor totals, Tensor x, const UpdateSegment* segments, std::int64_t count) = 0;
 
   // --- optimizer updates over the segments of flat ranges; every range has the same length
   // --------------------------------
-  virtual void sgd_update(Tensor values, Tensor grads, Tensor momentum, const UpdateSegment* segments,
+  // All ranges are fp32 or fp64; `rounded`, when defined, is fp16 or bf16 and receives the new values.
+  virtual void sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum, const UpdateSegment* segments,
                           std::int64_t count, const SgdScalars& scalars) = 0;
-  virtual void adam_update(Tensor values, Tensor grads, Tensor first_moment, Tensor second_moment,
+  virtual void adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
                            const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) = 0;
   /// LAMB, first half: moments as in Adam, then `direction` = m^ / (sqrt(v^) + eps) + decay * w (may be grads), and
   /// norms fp64 [segments, 2] = squared norms of w and of the direction, to be summed over shards before the second
@@ -170,12 +181,13 @@ class Backend {
                               Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
                               const AdamScalars& scalars) = 0;
   /// LAMB, second half: w -= lr * ratio * direction, ratio = |w| / |direction|, 1 where either is 0.
-  virtual void lamb_apply(Tensor values, Tensor direction, Tensor norms, const UpdateSegment* segments,
+  virtual void lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms, const UpdateSegment* segments,
                           std::int64_t count, double lr) = 0;
 };
 
 struct BackendOptions {
   bool deterministic = false;
+  bool tf32 = false;  ///< fp32 matrix products and convolutions may round their inputs to 10 bits of mantissa
 };
 
 /// The backend of a device. Throws ConfigError(unsupported) when the build lacks it.

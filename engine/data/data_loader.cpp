@@ -20,7 +20,8 @@ namespace {
 constexpr std::int64_t kNoFailure = -1;
 
 struct Slot {
-  std::vector<std::byte> input, target;
+  std::shared_ptr<void> input;
+  std::vector<std::byte> target;
   std::vector<std::int64_t> ids;
   HostBatch batch;            // views of the three above
   std::int64_t claimed = 0;   // samples that some thread reads or has read
@@ -48,10 +49,15 @@ Shape batched(std::int64_t samples, const Shape& sample) {
   }
 }
 
+std::shared_ptr<void> on_the_heap(std::int64_t bytes) {
+  const auto memory = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(bytes));
+  return {memory, memory->data()};
+}
+
 }  // namespace
 
 struct DataLoader::State {
-  State(const Dataset& set, DataLoaderOptions wanted, std::int64_t largest);
+  State(const Dataset& set, DataLoaderOptions wanted, std::int64_t largest, const HostAllocator& allocate);
   ~State();
 
   void start_threads();
@@ -78,7 +84,8 @@ struct DataLoader::State {
   std::vector<std::thread> threads;
 };
 
-DataLoader::State::State(const Dataset& set, DataLoaderOptions wanted, std::int64_t largest)
+DataLoader::State::State(const Dataset& set, DataLoaderOptions wanted, std::int64_t largest,
+                         const HostAllocator& allocate)
     : dataset(set),
       options(wanted),
       max_batch(largest),
@@ -96,7 +103,7 @@ DataLoader::State::State(const Dataset& set, DataLoaderOptions wanted, std::int6
   const std::int64_t input_bytes = input_spec.shape.elements() * size_of(converts ? DType::fp64 : input_spec.dtype);
   slots.resize(static_cast<std::size_t>(std::max(1, options.prefetch)) + 1);
   for (Slot& slot : slots) {
-    slot.input.resize(static_cast<std::size_t>(max_batch * input_bytes));
+    slot.input = allocate(max_batch * input_bytes);
     slot.target.resize(static_cast<std::size_t>(max_batch * target_spec.bytes()));
     slot.ids.resize(static_cast<std::size_t>(max_batch));
   }
@@ -131,7 +138,7 @@ void DataLoader::State::push(std::span<const std::int64_t> ids) {
     std::copy(ids.begin(), ids.end(), slot.ids.begin());
     const Shape one_each{count};
     slot.batch.input =
-        Tensor(slot.input.data(), converts ? DType::fp64 : input_spec.dtype, batched(count, input_spec.shape));
+        Tensor(slot.input.get(), converts ? DType::fp64 : input_spec.dtype, batched(count, input_spec.shape));
     slot.batch.target =
         Tensor(slot.target.data(), DType::int32, holds_images ? one_each : batched(count, target_spec.shape));
     slot.batch.sample_ids = Tensor(slot.ids.data(), DType::int64, one_each);
@@ -216,16 +223,17 @@ void DataLoader::State::read_sample(Slot& slot, std::int64_t sample, float* pixe
   auto* target = reinterpret_cast<std::int32_t*>(slot.target.data()) + sample * target_spec.shape.elements();
   const Tensor target_view(target, DType::int32, target_spec.shape);
   if (!converts) {
-    std::byte* input = slot.input.data() + sample * input_spec.bytes();
+    std::byte* input = static_cast<std::byte*>(slot.input.get()) + sample * input_spec.bytes();
     dataset.read(id, Tensor(input, input_spec.dtype, input_spec.shape), target_view);
     return;
   }
   dataset.read(id, Tensor(pixels, DType::fp32, input_spec.shape), target_view);
-  std::copy_n(pixels, elements, reinterpret_cast<double*>(slot.input.data()) + sample * elements);
+  std::copy_n(pixels, elements, static_cast<double*>(slot.input.get()) + sample * elements);
 }
 
-DataLoader::DataLoader(const Dataset& dataset, DataLoaderOptions options, std::int64_t max_batch)
-    : state_(std::make_unique<State>(dataset, options, max_batch)) {
+DataLoader::DataLoader(const Dataset& dataset, DataLoaderOptions options, std::int64_t max_batch,
+                       const HostAllocator& allocate)
+    : state_(std::make_unique<State>(dataset, options, max_batch, allocate ? allocate : on_the_heap)) {
   state_->start_threads();
 }
 

@@ -3,6 +3,7 @@
 // back is the same queue of host batches, in order. All memory is taken in the constructor.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -24,12 +25,18 @@ struct DataLoaderOptions {
   DType image_dtype = DType::fp32;  ///< fp32 or fp64; a data set's fp32 pixels are converted
 };
 
+/// Gives `bytes` of host memory that live as long as the pointer: for devices that copy faster from memory of their own
+/// kind.
+using HostAllocator = std::function<std::shared_ptr<void>(std::int64_t bytes)>;
+
 /// One reader of one split. `push` and `next` come from one thread. Destroying it with batches outstanding is fine: at
 /// most the sample that each thread is just reading is waited for.
 class DataLoader {
  public:
-  /// `dataset` outlives the loader. Batches hold at most `max_batch` samples.
-  DataLoader(const Dataset& dataset, DataLoaderOptions options, std::int64_t max_batch);
+  /// `dataset` outlives the loader. Batches hold at most `max_batch` samples; their inputs lie where `allocate` says,
+  /// on the heap without one.
+  DataLoader(const Dataset& dataset, DataLoaderOptions options, std::int64_t max_batch,
+             const HostAllocator& allocate = {});
   ~DataLoader();
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;

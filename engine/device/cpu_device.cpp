@@ -3,9 +3,11 @@
 #include <omp.h>
 #include <sys/mman.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -26,6 +28,24 @@ class CpuStream final : public Stream {
   void synchronize() override {}
 };
 
+/// Memory that the system holds for this process.
+std::int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+/// Work is done when it is queued, so a mark is what the host's clock says, in nanoseconds.
+class CpuStopwatch final : public Stopwatch {
+ public:
+  std::int64_t mark() override {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  }
+  double seconds(std::int64_t from, std::int64_t to) override { return static_cast<double>(to - from) / 1e9; }
+};
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& options)
@@ -41,6 +61,8 @@ class CpuDevice final : public Device {
   DeviceInfo info() const override { return info_; }
   Stream& compute_stream() override { return stream_; }
   std::unique_ptr<Stream> make_stream(bool) override { return std::make_unique<CpuStream>(); }
+  std::unique_ptr<Stopwatch> make_stopwatch() override { return std::make_unique<CpuStopwatch>(); }
+  std::int64_t used_bytes() const override { return resident_bytes(); }
 
   void copy(void* destination, const void* source, std::int64_t bytes, Stream&) override {
     if (bytes > 0 && destination != source) std::memmove(destination, source, static_cast<std::size_t>(bytes));
@@ -61,6 +83,10 @@ class CpuDevice final : public Device {
     return data;
   }
   void raw_free(void* data, std::int64_t) noexcept override { std::free(data); }
+  void* raw_allocate_host(std::int64_t bytes) override {
+    return std::malloc(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)));
+  }
+  void raw_free_host(void* data) noexcept override { std::free(data); }
 
  private:
   DeviceInfo info_;

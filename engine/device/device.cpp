@@ -3,6 +3,9 @@
 #include <utility>
 
 #include "engine/device/cpu_device.h"
+#if PDL_WITH_CUDA
+#include "engine/device/cuda_device.h"
+#endif
 
 namespace pdl {
 namespace {
@@ -39,6 +42,25 @@ void Buffer::swap(Buffer& other) noexcept {
   std::swap(kind_, other.kind_);
 }
 
+HostBuffer::~HostBuffer() {
+  if (device_ != nullptr) device_->raw_free_host(data_);
+}
+
+void HostBuffer::swap(HostBuffer& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+}
+
+HostBuffer Device::allocate_host(std::int64_t bytes) {
+  void* const data = raw_allocate_host(bytes);
+  if (data == nullptr) {
+    throw Error(str("out of memory: the system refused ", format_bytes(bytes), " of host memory"),
+                ExitCode::out_of_memory);
+  }
+  return HostBuffer(*this, data, bytes);
+}
+
 Buffer Device::allocate(std::int64_t bytes, MemoryKind kind) {
   const std::string_view name = kMemoryKindNames[static_cast<std::size_t>(kind)];
   PDL_CHECK(bytes >= 0, "allocation of ", bytes, " bytes for ", name);
@@ -64,11 +86,23 @@ void Device::release(void* data, std::int64_t bytes, MemoryKind kind) noexcept {
   memory_.add(kind, -bytes);
 }
 
+int device_count(const std::string& kind) {
+  if (kind == "cpu") return 1;
+#if PDL_WITH_CUDA
+  if (kind == "cuda") return cuda_device_count();
+#endif
+  return 0;
+}
+
 std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   if (options.kind == "cpu") return make_cpu_device(options);
   if (options.kind == "cuda") {
+#if PDL_WITH_CUDA
+    return make_cuda_device(options);
+#else
     throw ConfigError("device \"cuda\" cannot be used: this build has no CUDA backend; use \"cpu\"",
                       ExitCode::unsupported);
+#endif
   }
   throw ConfigError(str("device \"", options.kind, "\" is unknown: there are \"cpu\" and \"cuda\""),
                     ExitCode::unsupported);

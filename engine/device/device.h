@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "engine/device/device_state.h"
 #include "engine/device/memory_tracker.h"
 #include "engine/tensor/tensor.h"
 
@@ -32,6 +33,19 @@ class Stream {
   virtual void wait(const Event& event) = 0;  ///< what is queued from now on happens after the event; the host goes on
   virtual void synchronize() = 0;             ///< the host waits for all that is queued
   virtual void* native() const { return nullptr; }  ///< the vendor's handle, for the vendor's own files only
+};
+
+/// Measures when the compute stream reaches points in its order of work, without stopping it or the host.
+class Stopwatch {
+ public:
+  /// How many marks back `seconds` still knows about.
+  static constexpr std::int64_t kRemembered = 4096;
+
+  virtual ~Stopwatch() = default;
+  /// The moment when all that is queued so far is done. Later marks have no smaller numbers.
+  virtual std::int64_t mark() = 0;
+  /// Time between two of the latest `kRemembered` marks, `from` not after `to`. The host waits until both have passed.
+  virtual double seconds(std::int64_t from, std::int64_t to) = 0;
 };
 
 /// Memory of one device, given back when destroyed. Move-only. Starts zeroed.
@@ -60,6 +74,28 @@ class Buffer {
   MemoryKind kind_ = MemoryKind::workspace;
 };
 
+/// Host memory that the device can copy from and to without a detour, given back when destroyed. Move-only.
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  HostBuffer(Device& device, void* data, std::int64_t bytes) : device_(&device), data_(data), bytes_(bytes) {}
+  HostBuffer(HostBuffer&& other) noexcept { swap(other); }
+  HostBuffer& operator=(HostBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~HostBuffer();
+
+  std::int64_t bytes() const { return bytes_; }
+  void* raw() const { return data_; }
+
+ private:
+  void swap(HostBuffer& other) noexcept;
+  Device* device_ = nullptr;
+  void* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
 /// What a device is, for `info` and the records.
 struct DeviceInfo {
   std::string kind;  ///< "cpu" or "cuda"
@@ -80,36 +116,56 @@ class Device {
   virtual DeviceInfo info() const = 0;
   virtual Stream& compute_stream() = 0;
   virtual std::unique_ptr<Stream> make_stream(bool high_priority) = 0;
+  /// Of the compute stream.
+  virtual std::unique_ptr<Stopwatch> make_stopwatch() = 0;
   /// Copies in stream order; either side may be host memory.
+  /// Pageable host memory may be changed as soon as the call returns; a HostBuffer only after the stream has come here.
   virtual void copy(void* destination, const void* source, std::int64_t bytes, Stream& stream) = 0;
+
+  /// Memory in use as the system sees it: of this process on the CPU, of the whole device, by all processes, on a GPU.
+  virtual std::int64_t used_bytes() const = 0;
+  /// Clock, power and temperature, when the driver says. Takes milliseconds: not for the middle of a step.
+  virtual DeviceState state() { return {}; }
 
   /// Zeroed memory, aligned to 64 bytes. Throws Error(out_of_memory) with the table by kind when it does not fit.
   Buffer allocate(std::int64_t bytes, MemoryKind kind);
+  /// Throws Error(out_of_memory) when the system refuses.
+  HostBuffer allocate_host(std::int64_t bytes);
   void seal() { sealed_ = true; }
   void unseal() { sealed_ = false; }
 
   MemoryTracker& memory() { return memory_; }
   const MemoryTracker& memory() const { return memory_; }
   std::int64_t memory_limit_bytes() const { return memory_limit_bytes_; }
+  /// Device memory that libraries and reductions work in, outside the arena.
+  std::int64_t library_bytes() const { return library_bytes_; }
+  void add_library_bytes(std::int64_t bytes) { library_bytes_ += bytes; }
 
  protected:
   virtual void* raw_allocate(std::int64_t bytes) = 0;  ///< nullptr when it does not fit
   virtual void raw_free(void* data, std::int64_t bytes) noexcept = 0;
+  virtual void* raw_allocate_host(std::int64_t bytes) = 0;  ///< nullptr when the system refuses
+  virtual void raw_free_host(void* data) noexcept = 0;
 
  private:
   friend class Buffer;
+  friend class HostBuffer;
   void release(void* data, std::int64_t bytes, MemoryKind kind) noexcept;
 
   MemoryTracker memory_;
-  std::int64_t memory_limit_bytes_ = 0;
+  std::int64_t memory_limit_bytes_ = 0, library_bytes_ = 0;
   bool sealed_ = false;
 };
 
 struct DeviceOptions {
   std::string kind = "cpu";  ///< "cpu" or "cuda"
   int threads = 1;           ///< host threads that compute (CPU)
+  int ordinal = 0;           ///< which of the devices of this host (CUDA)
   std::int64_t memory_limit_bytes = 0;
 };
+
+/// Devices of this kind that this process can use; 0 when the build or the machine has none.
+int device_count(const std::string& kind);
 
 /// Throws ConfigError(unsupported) when the build or the machine lacks the kind.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);

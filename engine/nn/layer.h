@@ -33,9 +33,6 @@ class GradientListener {
   virtual void gradient_ready(int index) = 0;
 };
 
-/// Type of statistics and losses beside values of `dtype`: fp32 at least.
-constexpr DType statistics_dtype(DType dtype) { return dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
-
 /// Everything a layer may touch in one call.
 struct LayerIo {
   LayerIo(Backend& backend_in, const MicroBatch& batch_in) : backend(backend_in), batch(batch_in) {}
@@ -46,13 +43,17 @@ struct LayerIo {
   bool wants_input_grad = true;  ///< false for the first layer: dx is not computed
   int layer_index = 0;           ///< place in the model: dropout sites are layer_index * 8 + k
 
-  Tensor x, y;                       ///< forward: input, output; backward: both as they were
-  Tensor dx, dy;                     ///< backward only; the layer may overwrite dy; dx overwrites
-  std::span<const Tensor> params;    ///< in the order of param_specs
-  std::span<const Tensor> grads;     ///< likewise
-  std::span<const char> accumulate;  ///< likewise: 1 when this gradient already holds a part of the sum
-  std::span<const Tensor> saved;     ///< in the order of saved_specs
-  Tensor workspace;                  ///< uint8, workspace_bytes
+  Tensor x, y;    ///< forward: input, output; backward: both as they were
+  Tensor dx, dy;  ///< backward only; the layer may overwrite dy; dx overwrites, and may lie over x
+  /// Backward of a linear layer: x is `input_activation` of `input_pre`, and dx is wanted ahead of it.
+  Activation input_activation = Activation::none;
+  Tensor input_pre;
+  bool dy_is_ahead_of_activation = false;  ///< dy is the gradient ahead of this layer's own activation already
+  std::span<const Tensor> params;          ///< in the order of param_specs
+  std::span<const Tensor> grads;           ///< likewise
+  std::span<const char> accumulate;        ///< likewise: 1 when this gradient already holds a part of the sum
+  std::span<const Tensor> saved;           ///< in the order of saved_specs
+  Tensor workspace;                        ///< uint8, workspace_bytes
 
   /// Called by the layer once grads[i] is final for this call, last parameter first.
   struct Ready {

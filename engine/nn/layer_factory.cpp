@@ -42,8 +42,8 @@ std::unique_ptr<Layer> LayerFactory::lm_head(std::string name, std::int64_t widt
                                              std::string tied_to) const {
   return std::make_unique<LmHead>(std::move(name), width, vocabulary, std::move(tied_to));
 }
-std::unique_ptr<Layer> LayerFactory::loss(std::string name) const {
-  return std::make_unique<SoftmaxCrossEntropy>(std::move(name));
+std::unique_ptr<Layer> LayerFactory::loss(std::string name, std::int64_t classes) const {
+  return std::make_unique<SoftmaxCrossEntropy>(std::move(name), classes);
 }
 
 }  // namespace pdl

@@ -57,8 +57,9 @@ class LayerFactory {
   /// Logits [B, T, V] over the transposed embedding: tied to `tied_to`.
   virtual std::unique_ptr<Layer> lm_head(std::string name, std::int64_t width, std::int64_t vocabulary,
                                          std::string tied_to) const;
-  /// Softmax cross-entropy against the micro-batch's targets, summed times gradient_scale.
-  virtual std::unique_ptr<Layer> loss(std::string name) const;
+  /// Softmax cross-entropy over the first `classes` logits against the micro-batch's targets, summed times
+  /// gradient_scale.
+  virtual std::unique_ptr<Layer> loss(std::string name, std::int64_t classes) const;
 };
 
 }  // namespace pdl

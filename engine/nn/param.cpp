@@ -82,17 +82,30 @@ ParamStore::ParamStore(std::vector<ParamSpec> specs, std::vector<int> layers, st
 void ParamStore::allocate(Device& device, DType dtype, bool with_gradients) {
   dtype_ = dtype;
   values_ = device.allocate(elements_ * size_of(dtype), MemoryKind::parameters);
-  if (with_gradients) grads_ = device.allocate(elements_ * size_of(dtype), MemoryKind::gradients);
+  if (with_gradients) grads_ = device.allocate(elements_ * size_of(wide_dtype(dtype)), MemoryKind::gradients);
+  if (is_half(dtype)) master_ = device.allocate(elements_ * size_of(wide_dtype(dtype)), MemoryKind::optimizer);
+}
+
+MemoryByKind ParamStore::predicted_memory(DType dtype) const {
+  MemoryByKind memory;
+  memory[MemoryKind::parameters] = elements_ * size_of(dtype);
+  memory[MemoryKind::gradients] = elements_ * size_of(wide_dtype(dtype));
+  memory[MemoryKind::optimizer] = is_half(dtype) ? elements_ * size_of(wide_dtype(dtype)) : 0;
+  return memory;
+}
+
+void ParamStore::round_master(Backend& backend) {
+  if (is_half(dtype_)) backend.copy(values(), weights());
 }
 
 void ParamStore::initialise(Device& device, std::uint64_t seed) {
   Stream& stream = device.compute_stream();
   std::vector<char> host;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const Tensor values = view(this->values(), static_cast<int>(i));
-    host.resize(static_cast<std::size_t>(values.bytes()));
-    fill_initial_values(Tensor(host.data(), dtype_, values.shape()), params_[i].spec, params_[i].id, seed);
-    device.copy(values.raw(), host.data(), values.bytes(), stream);
+    const Tensor part = view(weights(), static_cast<int>(i));
+    host.resize(static_cast<std::size_t>(part.bytes()));
+    fill_initial_values(Tensor(host.data(), part.dtype(), part.shape()), params_[i].spec, params_[i].id, seed);
+    device.copy(part.raw(), host.data(), part.bytes(), stream);
     stream.synchronize();
   }
 }

@@ -60,10 +60,15 @@ class ParamStore {
   /// Lays the parameters out; allocates nothing. `specs[i]` belongs to model layer `layers[i]` and has id `ids[i]`.
   ParamStore(std::vector<ParamSpec> specs, std::vector<int> layers, std::vector<int> ids);
 
-  /// Takes memory for values and, unless told not to, gradients.
+  /// Takes memory for values and, unless told not to, gradients, which have wide_dtype(dtype). Values of a half type
+  /// get master weights beside them: what the optimizer updates and the values are rounded from.
   void allocate(Device& device, DType dtype, bool with_gradients = true);
-  /// Fills the values by their init rules, on the host, then copies them to the device.
+  /// Bytes that `allocate` takes, gradients included.
+  MemoryByKind predicted_memory(DType dtype) const;
+  /// Fills the weights by their init rules, on the host, then copies them to the device.
   void initialise(Device& device, std::uint64_t seed);
+  /// Makes the values from the master weights, after these were set; nothing to do when the values are the weights.
+  void round_master(Backend& backend);
 
   std::int64_t elements() const { return elements_; }
   DType dtype() const { return dtype_; }
@@ -73,8 +78,11 @@ class ParamStore {
   int owner(int i) const { return owner_[static_cast<std::size_t>(i)]; }
   int registered() const { return static_cast<int>(owner_.size()); }
 
+  /// What layers compute with.
   Tensor values() const { return values_.tensor(dtype_, Shape{elements_}); }
-  Tensor grads() const { return grads_.tensor(dtype_, Shape{elements_}); }
+  Tensor grads() const { return grads_.tensor(wide_dtype(dtype_), Shape{elements_}); }
+  /// The weights in full: the master weights, or the values when these are wide themselves.
+  Tensor weights() const { return is_half(dtype_) ? master_.tensor(wide_dtype(dtype_), Shape{elements_}) : values(); }
   /// Value and gradient of params()[index], in the parameter's shape; `values`/`grads` may be another flat range of
   /// equal layout.
   Tensor view(const Tensor& flat, int index) const;
@@ -88,7 +96,7 @@ class ParamStore {
   std::vector<int> owner_;
   std::int64_t elements_ = 0;
   DType dtype_ = DType::fp32;
-  Buffer values_, grads_;
+  Buffer values_, grads_, master_;
 };
 
 /// Fills `values` (host memory, fp32 or fp64, the slice's elements in order) by the rule of the spec.

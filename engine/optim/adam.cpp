@@ -27,7 +27,7 @@ class Adam final : public Optimizer {
                                  .decoupled_decay = options_.name == "adamw",
                                  .update = step.update,
                                  .grad_scale = step.grad_scale};
-    backend.adam_update(step.values, step.grads, moments_[0], moments_[1], moments_.segments().data(),
+    backend.adam_update(step.values, step.rounded, step.grads, moments_[0], moments_[1], moments_.segments().data(),
                         moments_.segment_count(), scalars);
   }
   std::vector<Tensor> state() const override { return moments_.all(); }

@@ -39,7 +39,7 @@ class Lamb final : public Optimizer {
     backend.lamb_direction(direction, norms, step.values, step.grads, moments_[0], moments_[1], segments, count,
                            scalars);
     if (step.sum_over_shards) step.sum_over_shards(norms);
-    backend.lamb_apply(step.values, direction, norms, segments, count, step.lr);
+    backend.lamb_apply(step.values, step.rounded, direction, norms, segments, count, step.lr);
   }
   std::vector<Tensor> state() const override { return moments_.all(); }
 

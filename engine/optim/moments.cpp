@@ -12,12 +12,12 @@ void Moments::allocate(Device& device, std::int64_t elements, DType dtype, std::
   dtype_ = dtype;
   segments_ = std::move(segments);
   for (int i = 0; i < count_; ++i) {
-    buffers_.push_back(device.allocate(elements * size_of(moment_dtype(dtype)), MemoryKind::optimizer));
+    buffers_.push_back(device.allocate(elements * size_of(wide_dtype(dtype)), MemoryKind::optimizer));
   }
 }
 
 Tensor Moments::operator[](int i) const {
-  return buffers_[static_cast<std::size_t>(i)].tensor(moment_dtype(dtype_), Shape{elements_});
+  return buffers_[static_cast<std::size_t>(i)].tensor(wide_dtype(dtype_), Shape{elements_});
 }
 
 std::vector<Tensor> Moments::all() const {

@@ -8,9 +8,6 @@
 
 namespace pdl {
 
-/// Type of moments beside weights of `dtype`: small weights change by less than a small type can add up.
-constexpr DType moment_dtype(DType dtype) { return dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
-
 /// `count` zeroed ranges, one element for each weight, and the segments that an update runs over.
 class Moments {
  public:

@@ -91,9 +91,8 @@ OptimizerOptions read_optimizer_options(const ConfigReader& reader) {
     if (options.nesterov && options.momentum == 0.0) reader.problem("nesterov", "needs a momentum above 0");
   }
   if (name_is_known) refuse_foreign_keys(reader, rule);
-  options.weight_decay =
-      reader.get("weight_decay", rule.weight_decay,
-                 "L2 decay, of all parameters unless decay_biases_and_norms is false", {0, 1e6});
+  options.weight_decay = reader.get("weight_decay", rule.weight_decay,
+                                    "L2 decay, of all parameters unless decay_biases_and_norms is false", {0, 1e6});
   options.decay_biases_and_norms = reader.get("decay_biases_and_norms", options.decay_biases_and_norms,
                                               "weight decay also on biases and norms, as PyTorch's optimizers do");
   options.clip_grad_norm =
@@ -107,7 +106,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options) {
 
 std::int64_t optimizer_bytes(const OptimizerOptions& options, std::int64_t elements, DType dtype,
                              std::int64_t segments) {
-  const std::int64_t moments = make_optimizer(options)->moments() * elements * size_of(moment_dtype(dtype));
+  const std::int64_t moments = make_optimizer(options)->moments() * elements * size_of(wide_dtype(dtype));
   const std::int64_t norms = options.name == "lamb" ? 2 * segments * size_of(DType::fp64) : 0;
   return moments + norms;
 }

@@ -23,7 +23,7 @@ struct OptimizerOptions {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< adam, adamw, lamb
   double weight_decay = 0.0;  ///< sgd, adam: added to the gradient; adamw: off the weights; lamb: part of the direction
   bool decay_biases_and_norms = true;  ///< false spares parameters whose spec says so
-  double clip_grad_norm = 0.0;  ///< 0: no clipping; else gradients are scaled by min(1, clip / (norm + 1e-6))
+  double clip_grad_norm = 0.0;         ///< 0: no clipping; else gradients are scaled by min(1, clip / (norm + 1e-6))
 };
 
 /// The rules that `OptimizerOptions::name` may name.
@@ -35,7 +35,8 @@ OptimizerOptions read_optimizer_options(const ConfigReader& reader);
 
 /// What one update needs. All ranges are of equal length and layout.
 struct OptimizerStep {
-  Tensor values, grads;  ///< lamb leaves its direction in place of the gradients
+  Tensor values, grads;  ///< fp32 or fp64; lamb leaves its direction in place of the gradients
+  Tensor rounded = {};   ///< when defined: values of a half type, made from the new `values`
   double lr = 0.0;
   double grad_scale = 1.0;  ///< gradients are multiplied by this first
   std::int64_t update = 1;  ///< 1 for the first
@@ -49,7 +50,7 @@ class Optimizer {
   virtual ~Optimizer() = default;
   /// Elements of state per parameter element: 0, 1 or 2.
   virtual int moments() const = 0;
-  /// Takes memory for the moments of a range of `elements`, made of `segments`. Once.
+  /// Takes memory for the moments, of wide_dtype(dtype), of a range of `elements`, made of `segments`. Once.
   virtual void allocate(Device& device, std::int64_t elements, DType dtype, std::vector<UpdateSegment> segments) = 0;
   /// Takes no memory. Elements outside the segments stay as they are.
   virtual void step(Backend& backend, const OptimizerStep& step) = 0;

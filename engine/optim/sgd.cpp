@@ -24,8 +24,8 @@ class Sgd final : public Optimizer {
                                 .nesterov = options_.nesterov,
                                 .first_update = step.update == 1};
     const Tensor momentum = moments_.count() == 0 ? Tensor() : moments_[0];
-    backend.sgd_update(step.values, step.grads, momentum, moments_.segments().data(), moments_.segment_count(),
-                       scalars);
+    backend.sgd_update(step.values, step.rounded, step.grads, momentum, moments_.segments().data(),
+                       moments_.segment_count(), scalars);
   }
   std::vector<Tensor> state() const override { return moments_.all(); }
 

@@ -75,6 +75,16 @@ Json embedded(const std::string& text) {
   return json.is_discarded() ? Json::object({{"unparsed", valid_utf8}}) : json;
 }
 
+Json device_state(const DeviceState& state) {
+  Json json = Json::object();
+  if (state.sm_clock_mhz) json["sm_clock_mhz"] = number(*state.sm_clock_mhz);
+  if (state.power_w) json["power_w"] = number(*state.power_w);
+  if (state.temperature_c) json["temperature_c"] = number(*state.temperature_c);
+  if (state.throttle) json["throttle"] = *state.throttle;
+  if (state.memory_used_bytes) json["memory_used_bytes"] = *state.memory_used_bytes;
+  return json;
+}
+
 Json rank_list(const std::vector<RankRecord>& ranks) {
   Json json = Json::array();
   for (const RankRecord& rank : ranks) {
@@ -84,6 +94,10 @@ Json rank_list(const std::vector<RankRecord>& ranks) {
                     {"device", rank.device},
                     {"device_uuid", rank.device_uuid},
                     {"threads", rank.threads}});
+    Json gpu = Json::object();
+    if (!rank.gpu_start.empty()) gpu["start"] = device_state(rank.gpu_start);
+    if (!rank.gpu_end.empty()) gpu["end"] = device_state(rank.gpu_end);
+    if (!gpu.empty()) json.back()["gpu"] = gpu;
   }
   return json;
 }
@@ -124,6 +138,8 @@ class Fields {
     return *found;
   }
   Fields section(const std::string& key) const { return Fields(at(key), named(key)); }
+  /// Fields that came later are missing from older records.
+  bool has(const std::string& key) const { return json_.contains(key); }
 
   double real(const std::string& key) const {
     const Json& value = at(key);
@@ -190,6 +206,7 @@ void read_memory(const Fields& fields, EpochRecord& record) {
   }
   record.memory_peak_total_bytes = peak.spread("total");
   record.device_memory_used_bytes = fields.integer("device_memory_used_bytes");
+  if (fields.has("library_bytes")) record.library_bytes = fields.integer("library_bytes");
 }
 
 void read_comm(const Fields& fields, EpochRecord& record) {
@@ -216,6 +233,7 @@ void read_times(const Fields& fields, EpochRecord& record) {
   record.samples_per_s = fields.real("samples_per_s");
   record.tokens_per_s = fields.real("tokens_per_s");
   record.flops_per_s = fields.real("flops_per_s");
+  if (fields.has("mfu")) record.mfu = fields.real("mfu");
   record.elapsed_s = fields.real("elapsed_s");
 }
 
@@ -236,11 +254,30 @@ void read_world(const Fields& world, RunRecord& run) {
   run.launcher = world.text("launcher");
 }
 
+DeviceState read_device_state(const Fields& fields) {
+  DeviceState state;
+  if (fields.has("sm_clock_mhz")) state.sm_clock_mhz = fields.real("sm_clock_mhz");
+  if (fields.has("power_w")) state.power_w = fields.real("power_w");
+  if (fields.has("temperature_c")) state.temperature_c = fields.real("temperature_c");
+  if (fields.has("throttle")) state.throttle = fields.text("throttle");
+  if (fields.has("memory_used_bytes")) state.memory_used_bytes = fields.integer("memory_used_bytes");
+  return state;
+}
+
 void read_ranks(const Fields& fields, RunRecord& run) {
   for (const Json& json : fields.list("ranks")) {
     const Fields rank(json, "ranks[]");
-    run.ranks.push_back({rank.small_integer("rank"), rank.small_integer("local_rank"), rank.text("host"),
-                         rank.text("device"), rank.text("device_uuid"), rank.small_integer("threads")});
+    RankRecord& read = run.ranks.emplace_back();
+    read.rank = rank.small_integer("rank");
+    read.local_rank = rank.small_integer("local_rank");
+    read.host = rank.text("host");
+    read.device = rank.text("device");
+    read.device_uuid = rank.text("device_uuid");
+    read.threads = rank.small_integer("threads");
+    if (!rank.has("gpu")) continue;
+    const Fields gpu = rank.section("gpu");
+    if (gpu.has("start")) read.gpu_start = read_device_state(gpu.section("start"));
+    if (gpu.has("end")) read.gpu_end = read_device_state(gpu.section("end"));
   }
 }
 
@@ -256,7 +293,7 @@ void read_resumes(const Fields& fields, RunDocument& document) {
 
 std::string to_json_line(const EpochRecord& record) {
   const StepPercentiles& step = record.step_ms;
-  const Json json = {
+  Json json = {
       {"schema_version", kSchemaVersion},
       {"epoch", record.epoch},
       {"steps", record.steps},
@@ -281,6 +318,7 @@ std::string to_json_line(const EpochRecord& record) {
       {"samples_per_s", number(record.samples_per_s)},
       {"tokens_per_s", number(record.tokens_per_s)},
       {"flops_per_s", number(record.flops_per_s)},
+      {"mfu", number(record.mfu.value_or(0.0))},
       {"train_loss", number(record.train_loss)},
       {"val_loss", number(record.val_loss)},
       {"val_metric", {{"name", record.val_metric_name}, {"value", number(record.val_metric)}}},
@@ -289,9 +327,11 @@ std::string to_json_line(const EpochRecord& record) {
       {"memory_peak_bytes", memory_peak(record)},
       {"memory_predicted_bytes", memory_predicted(record.memory_predicted_bytes)},
       {"device_memory_used_bytes", record.device_memory_used_bytes},
+      {"library_bytes", record.library_bytes},
       {"comm", comm(record.comm)},
       {"extrapolated", record.extrapolated},
   };
+  if (!record.mfu) json.erase("mfu");
   return dumped(json, -1);
 }
 
@@ -318,7 +358,7 @@ EpochRecord epoch_from_json_line(const std::string& line) {
 
 std::string to_json(const RunDocument& document) {
   const RunRecord& run = document.run;
-  const Json json = {
+  Json json = {
       {"schema_version", kSchemaVersion},
       {"status", std::string(name_of(document.status))},
       {"reason", document.reason},
@@ -327,6 +367,8 @@ std::string to_json(const RunDocument& document) {
       {"model", run.model},
       {"backend", run.backend},
       {"dtype", run.dtype},
+      {"flops_formula", run.flops_formula},
+      {"peak_flops_per_s", number(run.peak_flops_per_s.value_or(0.0))},
       {"start_utc", run.start_utc},
       {"end_utc", document.end_utc},
       {"epochs_planned", run.epochs_planned},
@@ -351,6 +393,7 @@ std::string to_json(const RunDocument& document) {
       {"ranks", rank_list(run.ranks)},
       {"resumes", resume_list(document.resumes)},
   };
+  if (!run.peak_flops_per_s) json.erase("peak_flops_per_s");
   return dumped(json, 2) + "\n";
 }
 
@@ -370,6 +413,8 @@ RunDocument run_from_json(const std::string& text) {
   run.model = fields.text("model");
   run.backend = fields.text("backend");
   run.dtype = fields.text("dtype");
+  if (fields.has("flops_formula")) run.flops_formula = fields.text("flops_formula");
+  if (fields.has("peak_flops_per_s")) run.peak_flops_per_s = fields.real("peak_flops_per_s");
   run.start_utc = fields.text("start_utc");
   run.epochs_planned = fields.integer("epochs_planned");
   read_world(fields.section("world"), run);
@@ -383,6 +428,13 @@ RunDocument run_from_json(const std::string& text) {
   run.environment = fields.texts("environment");
   read_ranks(fields, run);
   return document;
+}
+
+std::string to_json(const DeviceState& state) { return dumped(device_state(state), -1); }
+
+DeviceState device_state_from_json(const std::string& text) {
+  const Json json = parsed(text);
+  return read_device_state(Fields(json, "gpu"));
 }
 
 std::string json_text(const std::string& text) { return dumped(Json(text), -1); }

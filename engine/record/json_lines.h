@@ -39,6 +39,11 @@ std::string to_json(const RunDocument& document);
 /// Throws Error(data) as above.
 RunDocument run_from_json(const std::string& text);
 
+/// What the driver said, on one line; what it did not say is left out.
+std::string to_json(const DeviceState& state);
+/// Throws Error(data) as above.
+DeviceState device_state_from_json(const std::string& text);
+
 /// A JSON string with its quotes; a JSON number, or the quoted word for one that is not finite.
 std::string json_text(const std::string& text);
 std::string json_number(double value);

@@ -13,6 +13,28 @@ namespace {
 constexpr double kEncodingMark = 20001.0;  // first of all numbers: catches a gather that mixed up its parts
 constexpr double kMsPerS = 1000.0;
 
+// Moments behind the latest whose times are not read yet: more work than a device has queued, so reading never waits.
+// The second bound holds within a step of many micro-batches, and keeps them within the stopwatch's memory.
+constexpr std::size_t kUnreadAtStepEnd = 1024, kMostUnread = 3072;
+static_assert(kMostUnread < Stopwatch::kRemembered);
+
+/// A function of the host as a stopwatch.
+class FunctionStopwatch final : public Stopwatch {
+ public:
+  explicit FunctionStopwatch(PhaseClock::Clock clock) : clock_(std::move(clock)), times_s_(kRemembered, 0.0) {}
+  std::int64_t mark() override {
+    times_s_[slot(marks_)] = clock_();
+    return marks_++;
+  }
+  double seconds(std::int64_t from, std::int64_t to) override { return times_s_[slot(to)] - times_s_[slot(from)]; }
+
+ private:
+  static std::size_t slot(std::int64_t mark) { return static_cast<std::size_t>(mark % kRemembered); }
+  PhaseClock::Clock clock_;
+  std::vector<double> times_s_;
+  std::int64_t marks_ = 0;
+};
+
 /// Reads numbers one after the other and never beyond their end.
 class Numbers {
  public:
@@ -87,6 +109,7 @@ void merge_memory(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
   record.memory_peak_total_bytes = spread_over(ranks, [](const RankEpoch& rank) { return rank.memory_peak_total; });
   for (const RankEpoch& rank : ranks) {
     record.device_memory_used_bytes = std::max(record.device_memory_used_bytes, rank.device_memory_used);
+    record.library_bytes = std::max(record.library_bytes, rank.library_bytes);
     // One rank's prediction as a whole: the largest of each kind, taken from different ranks, would describe no rank.
     if (rank.memory_predicted.total() > record.memory_predicted_bytes.total()) {
       record.memory_predicted_bytes = rank.memory_predicted;
@@ -123,6 +146,7 @@ void merge_speed(const std::vector<RankEpoch>& ranks, const EpochFacts& facts, E
     record.tokens_per_s = record.samples_per_s * static_cast<double>(facts.tokens) / static_cast<double>(facts.samples);
   }
   record.flops_per_s = record.samples_per_s * facts.flops_per_sample;
+  if (facts.peak_flops_per_s) record.mfu = record.flops_per_s / *facts.peak_flops_per_s;
   record.step_ms = percentiles(std::move(step_ms));
 
   const bool partial_training = facts.full_steps > facts.steps;
@@ -134,7 +158,11 @@ void merge_speed(const std::vector<RankEpoch>& ranks, const EpochFacts& facts, E
 
 }  // namespace
 
-PhaseClock::PhaseClock(std::int64_t warmup_steps, Clock clock) : clock_(std::move(clock)), warmup_left_(warmup_steps) {}
+PhaseClock::PhaseClock(std::int64_t warmup_steps, std::unique_ptr<Stopwatch> stopwatch)
+    : stopwatch_(std::move(stopwatch)), warmup_left_(warmup_steps) {}
+
+PhaseClock::PhaseClock(std::int64_t warmup_steps, Clock clock)
+    : PhaseClock(warmup_steps, std::make_unique<FunctionStopwatch>(std::move(clock))) {}
 
 double PhaseClock::steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -143,37 +171,56 @@ double PhaseClock::steady_seconds() {
 void PhaseClock::epoch_begin() {
   epoch_ = RankEpoch();
   step_samples_.clear();
+  unread_.clear();
   phase_ = Phase::other;
   open_steps_ = 0;
-  epoch_start_ = phase_start_ = step_start_ = clock_();
+  now_s_ = step_start_s_ = 0.0;
+  mark_ = stopwatch_->mark();
 }
 
-void PhaseClock::enter(Phase phase, double now) {
-  epoch_.phase_s[static_cast<std::size_t>(phase_)] += now - phase_start_;
-  phase_ = phase;
-  phase_start_ = now;
+void PhaseClock::note(Event event, Phase next) {
+  unread_.push_back({stopwatch_->mark(), event, next});
+  if (unread_.size() > kMostUnread) read_oldest(kUnreadAtStepEnd);
 }
 
-void PhaseClock::phase(Phase phase) { enter(phase, clock_()); }
+void PhaseClock::read_oldest(std::size_t keep) {
+  for (; unread_.size() > keep; unread_.pop_front()) read(unread_.front());
+}
+
+/// Times are added up from moment to moment, so an epoch may hold more marks than the stopwatch remembers.
+void PhaseClock::read(const Moment& moment) {
+  const double passed_s = stopwatch_->seconds(mark_, moment.mark);
+  mark_ = moment.mark;
+  now_s_ += passed_s;
+  epoch_.phase_s[static_cast<std::size_t>(phase_)] += passed_s;
+  if (moment.event == Event::step_begin) {
+    step_start_s_ = now_s_;
+    return;
+  }
+  phase_ = moment.next;
+  if (moment.event == Event::phase) return;
+  epoch_.step_ms.push_back((now_s_ - step_start_s_) * kMsPerS);
+  step_start_s_ = now_s_;
+}
+
+void PhaseClock::phase(Phase phase) { note(Event::phase, phase); }
 
 void PhaseClock::step_begin() {
-  if (open_steps_++ == 0) step_start_ = clock_();
+  if (open_steps_++ == 0) note(Event::step_begin, Phase::other);
 }
 
 void PhaseClock::step_end(const StepReport& report) {
-  const double now = clock_();
-  enter(Phase::other, now);
-  epoch_.step_ms.push_back((now - step_start_) * kMsPerS);
+  note(Event::step_end, Phase::other);
+  read_oldest(kUnreadAtStepEnd);
   step_samples_.push_back(report.samples);
-  step_start_ = now;
   open_steps_ = std::max(open_steps_ - 1, 0);
   last_step_ = report;
 }
 
 RankEpoch PhaseClock::epoch_end() {
-  const double now = clock_();
-  enter(Phase::other, now);
-  epoch_.train_s = now - epoch_start_;
+  note(Event::phase, Phase::other);
+  read_oldest(0);
+  epoch_.train_s = now_s_;
   const auto steps = static_cast<std::int64_t>(step_samples_.size());
   epoch_.warmup_steps = std::clamp<std::int64_t>(steps - 1, 0, std::max<std::int64_t>(warmup_left_, 0));
   warmup_left_ -= epoch_.warmup_steps;
@@ -189,7 +236,8 @@ std::vector<double> encode(const RankEpoch& epoch) {
                                  static_cast<double>(epoch.warmup_steps),
                                  static_cast<double>(epoch.counted_samples),
                                  static_cast<double>(epoch.memory_peak_total),
-                                 static_cast<double>(epoch.device_memory_used)};
+                                 static_cast<double>(epoch.device_memory_used),
+                                 static_cast<double>(epoch.library_bytes)};
   numbers.insert(numbers.end(), epoch.phase_s.begin(), epoch.phase_s.end());
   append(numbers, epoch.memory_peak);
   append(numbers, epoch.memory_predicted);
@@ -215,6 +263,7 @@ RankEpoch decode(std::span<const double> encoded) {
   epoch.counted_samples = numbers.integer();
   epoch.memory_peak_total = numbers.integer();
   epoch.device_memory_used = numbers.integer();
+  epoch.library_bytes = numbers.integer();
   for (double& seconds : epoch.phase_s) seconds = numbers.real();
   epoch.memory_peak = read_memory(numbers);
   epoch.memory_predicted = read_memory(numbers);

@@ -1,7 +1,7 @@
 #pragma once
 // From what a training loop reports to an EpochRecord, in three moves:
 //
-//   PhaseClock clock(warmup_steps);               // on every rank; it is the Observer of Engine::run_epoch
+//   PhaseClock clock(warmup_steps, device.make_stopwatch());  // on every rank; the Observer of Engine::run_epoch
 //   clock.epoch_begin();  engine.run_epoch(plan, clock);  RankEpoch mine = clock.epoch_end();
 //   mine.eval_s = ...; mine.memory_peak = ...;    // what clocks do not see
 //   gather encode(mine) from all ranks            // the caller's one collective; nothing here knows MPI
@@ -12,12 +12,16 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "engine/device/device.h"
 #include "engine/record/observer.h"
 #include "engine/record/records.h"
 
@@ -35,7 +39,7 @@ struct RankEpoch {
   double eval_s = 0.0;
   MemoryByKind memory_peak, memory_predicted;
   std::int64_t memory_peak_total = 0;
-  std::int64_t device_memory_used = 0;
+  std::int64_t device_memory_used = 0, library_bytes = 0;
   std::map<std::string, CommRecord> comm;  ///< of this rank's training, without evaluation, keyed by "axis.operation"
 
   double phase(Phase phase) const { return phase_s[static_cast<std::size_t>(phase)]; }
@@ -43,18 +47,20 @@ struct RankEpoch {
 
 /// Times what an engine says it does.
 ///
-/// The clock reads the host's time. On a device that works behind the host's back, phases then last as long as it takes
-/// to queue their work; hand in a clock that waits for the compute stream first to see where the device's time goes, at
-/// the price of overlap across phases.
+/// Times are those of the device: a phase lasts from the moment when its first work could start to the moment when its
+/// last work is done, and holds what the compute stream waited for in between. Inside an epoch the clock only marks
+/// these moments; it reads them long after they have passed, so that neither host nor device waits for it.
 class PhaseClock final : public Observer {
  public:
   using Clock = std::function<double()>;  ///< seconds since some fixed moment, never running backwards
   /// `warmup_steps` counts from the start of the process, over all epochs. An epoch that has no other steps still
   /// counts its last one.
+  PhaseClock(std::int64_t warmup_steps, std::unique_ptr<Stopwatch> stopwatch);
+  /// Reads a clock of the host instead.
   explicit PhaseClock(std::int64_t warmup_steps, Clock clock = steady_seconds);
 
   void epoch_begin();
-  /// The caller has waited for all work of the epoch.
+  /// Waits for all work of the epoch on the compute stream.
   RankEpoch epoch_end();
 
   void step_begin() override;
@@ -67,16 +73,28 @@ class PhaseClock final : public Observer {
   static double steady_seconds();
 
  private:
-  void enter(Phase phase, double now);
+  enum class Event { phase, step_begin, step_end };
+  /// What happened at a mark, until its time is read.
+  struct Moment {
+    std::int64_t mark;
+    Event event;
+    Phase next;  ///< from here on
+  };
+  void note(Event event, Phase next);
+  void read_oldest(std::size_t keep);
+  void read(const Moment& moment);
 
-  Clock clock_;
+  std::unique_ptr<Stopwatch> stopwatch_;
   std::int64_t warmup_left_;
   RankEpoch epoch_;
   std::vector<std::int64_t> step_samples_;
   int open_steps_ = 0;  // begun and not ended
-  Phase phase_ = Phase::other;
-  double epoch_start_ = 0.0, phase_start_ = 0.0, step_start_ = 0.0;
   StepReport last_step_;
+  std::deque<Moment> unread_;
+  // As of the latest moment that was read: its mark, the phase from there on, seconds since the epoch's begin.
+  std::int64_t mark_ = 0;
+  Phase phase_ = Phase::other;
+  double now_s_ = 0.0, step_start_s_ = 0.0;
 };
 
 /// A RankEpoch as numbers only, so that one gather brings all ranks together. Lengths differ between ranks; zeros
@@ -96,7 +114,8 @@ struct EpochFacts {
   double val_metric = 0.0;
   double lr = 0.0;
   double elapsed_s = 0.0;
-  double flops_per_sample = 0.0;  ///< of the model, forward and backward, without recomputation
+  double flops_per_sample = 0.0;           ///< of the model, forward and backward, without recomputation
+  std::optional<double> peak_flops_per_s;  ///< of all devices together; empty when not known
 };
 
 /// Merges all ranks' epochs, in rank order. A global step lasts as long as on its slowest rank.

@@ -5,10 +5,12 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/device/device_state.h"
 #include "engine/device/memory_tracker.h"
 
 namespace pdl {
@@ -44,6 +46,7 @@ struct EpochRecord {
   double bubble_fraction = 0.0;
   StepPercentiles step_ms;  ///< of the slowest rank in each step, warm-up steps excluded
   double samples_per_s = 0.0, tokens_per_s = 0.0, flops_per_s = 0.0;
+  std::optional<double> mfu;  ///< flops_per_s over the devices' peak; empty when the peak is not known
   double train_loss = 0.0, val_loss = 0.0;
   std::string val_metric_name;  ///< "perplexity" or "accuracy" (a fraction)
   double val_metric = 0.0;
@@ -53,6 +56,7 @@ struct EpochRecord {
   Spread memory_peak_total_bytes;
   MemoryByKind memory_predicted_bytes;        ///< of the rank with the largest prediction
   std::int64_t device_memory_used_bytes = 0;  ///< as the driver or the system sees it, of the fullest rank
+  std::int64_t library_bytes = 0;             ///< device memory of libraries and reductions, outside the arena
   std::map<std::string, CommRecord> comm;     ///< keyed by "axis.operation"
   bool extrapolated = false;                  ///< epoch_s was extrapolated from measured steps
 };
@@ -62,6 +66,7 @@ struct RankRecord {
   int rank = 0, local_rank = 0;
   std::string host, device, device_uuid;
   int threads = 1;
+  DeviceState gpu_start{}, gpu_end{};  ///< before any memory is taken; after the last epoch's training. Empty on CPUs
 };
 
 /// run.json without its status.
@@ -79,6 +84,8 @@ struct RunRecord {
   int dp = 1, tp = 1, pp = 1;
   int ranks_per_device = 1;
   std::string comm, launcher, backend, dtype;
+  std::string flops_formula;               ///< how operations of the model are counted
+  std::optional<double> peak_flops_per_s;  ///< of all devices together, in this dtype; empty when not known
   bool synthetic_data = false;
 };
 

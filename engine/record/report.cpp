@@ -31,6 +31,7 @@ void add_speed(const StoredRun& run, ReportRow& row) {
   row.step_ms = median_over(epochs, [](const EpochRecord& epoch) { return epoch.step_ms.median; });
   row.samples_per_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.samples_per_s; });
   row.tokens_per_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.tokens_per_s; });
+  row.mfu = median_over(epochs, [](const EpochRecord& epoch) { return epoch.mfu.value_or(0.0); });
   row.epoch_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.epoch_s; });
   double train_s = 0.0, exposed_s = 0.0;
   for (const EpochRecord& epoch : epochs) {
@@ -46,8 +47,15 @@ void add_quality_and_memory(const std::vector<EpochRecord>& epochs, ReportRow& r
   row.val_metric_name = epochs.back().val_metric_name;
   if (!row.val_metric_name.empty()) row.val_metric = epochs.back().val_metric;
   double peak = 0.0;
-  for (const EpochRecord& epoch : epochs) peak = std::max(peak, epoch.memory_peak_total_bytes.max);
+  std::int64_t used = 0, library = 0;
+  for (const EpochRecord& epoch : epochs) {
+    peak = std::max(peak, epoch.memory_peak_total_bytes.max);
+    used = std::max(used, epoch.device_memory_used_bytes);
+    library = std::max(library, epoch.library_bytes);
+  }
   if (peak > 0.0) row.memory_peak_bytes = peak;
+  if (used > 0) row.device_memory_used_bytes = static_cast<double>(used);
+  if (library > 0) row.library_bytes = static_cast<double>(library);
   const std::int64_t predicted = epochs.back().memory_predicted_bytes.total();
   if (predicted > 0) row.memory_predicted_bytes = static_cast<double>(predicted);
 }
@@ -81,11 +89,12 @@ std::string metric_cell(const ReportRow& row) {
 
 std::string share_cell(const std::optional<double>& share) { return share ? rounded(*share * 100.0, 3) + "%" : "-"; }
 
-const Cells kTableHeader = {"run",     "engine",     "model",       "ranks",     "dtype",
-                            "comm",    "epochs",     "status",      "step ms",   "speed",
-                            "s/epoch", "validation", "peak memory", "predicted", "exposed comm"};
-const std::set<std::string> kNumberColumns = {"ranks",   "epochs",      "step ms",   "speed",
+const Cells kTableHeader = {"run",        "engine",      "model",     "ranks",       "dtype", "comm",
+                            "epochs",     "status",      "step ms",   "speed",       "mfu",   "s/epoch",
+                            "validation", "peak memory", "predicted", "exposed comm"};
+const std::set<std::string> kNumberColumns = {"ranks",   "epochs",      "step ms",   "speed",       "mfu",
                                               "s/epoch", "peak memory", "predicted", "exposed comm"};
+constexpr std::size_t kMfuColumn = 10;  // left out when no run has it: a CPU's peak is not known
 
 /// The run's name, or its directory when several runs have the same name.
 std::string run_cell(const Report& report, const ReportRow& row) {
@@ -105,6 +114,7 @@ Cells table_cells(const Report& report, const ReportRow& row) {
           row.status,
           optional_cell(row.step_ms),
           throughput_cell(row),
+          share_cell(row.mfu),
           optional_cell(row.epoch_s) + (row.extrapolated && row.epoch_s ? "~" : ""),
           metric_cell(row),
           memory_cell(row.memory_peak_bytes),
@@ -117,11 +127,11 @@ std::size_t width_of(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-std::string table_line(const Cells& cells, const std::vector<std::size_t>& widths) {
+std::string table_line(const Cells& cells, const Cells& header, const std::vector<std::size_t>& widths) {
   std::string line;
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const std::string padding(widths[i] - width_of(cells[i]), ' ');
-    const bool right = kNumberColumns.count(kTableHeader[i]) > 0;
+    const bool right = kNumberColumns.count(header[i]) > 0;
     line += (i == 0 ? "" : "  ") + (right ? padding + cells[i] : cells[i] + padding);
   }
   line.erase(line.find_last_not_of(' ') + 1);
@@ -130,13 +140,17 @@ std::string table_line(const Cells& cells, const std::vector<std::size_t>& width
 
 std::string format_table(const Report& report) {
   std::vector<Cells> lines = {kTableHeader};
-  bool synthetic = false, extrapolated = false;
+  bool synthetic = false, extrapolated = false, mfu = false;
   for (const ReportRow& row : report.rows) {
     lines.push_back(table_cells(report, row));
     synthetic = synthetic || row.synthetic_data;
     extrapolated = extrapolated || (row.extrapolated && row.epoch_s);
+    mfu = mfu || row.mfu;
   }
-  std::vector<std::size_t> widths(kTableHeader.size(), 0);
+  if (!mfu) {
+    for (Cells& cells : lines) cells.erase(cells.begin() + kMfuColumn);
+  }
+  std::vector<std::size_t> widths(lines.front().size(), 0);
   for (const Cells& cells : lines) {
     for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], width_of(cells[i]));
   }
@@ -144,7 +158,7 @@ std::string format_table(const Report& report) {
   for (const std::size_t width : widths) rule.push_back(std::string(width, '-'));
   lines.insert(lines.begin() + 1, rule);
   std::string text;
-  for (const Cells& cells : lines) text += table_line(cells, widths);
+  for (const Cells& cells : lines) text += table_line(cells, lines.front(), widths);
   for (const ReportRow& row : report.rows) {
     if (!row.reason.empty()) text += str(run_cell(report, row), ": ", row.reason, "\n");
   }
@@ -183,12 +197,15 @@ std::vector<Field> fields_of(const ReportRow& row) {
           number_field("step_ms", row.step_ms),
           number_field("samples_per_s", row.samples_per_s),
           number_field("tokens_per_s", row.tokens_per_s),
+          number_field("mfu", row.mfu),
           number_field("epoch_s", row.epoch_s),
           {"extrapolated", row.extrapolated ? "true" : "false"},
           {"val_metric_name", row.val_metric_name, true},
           number_field("val_metric", row.val_metric),
           number_field("memory_peak_bytes", row.memory_peak_bytes),
           number_field("memory_predicted_bytes", row.memory_predicted_bytes),
+          number_field("device_memory_used_bytes", row.device_memory_used_bytes),
+          number_field("library_bytes", row.library_bytes),
           number_field("comm_exposed_share", row.comm_exposed_share)};
 }
 

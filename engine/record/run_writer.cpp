@@ -178,6 +178,11 @@ void RunWriter::steps(std::int64_t epoch, const std::vector<double>& step_ms) {
   state_->steps->append(rows);
 }
 
+void RunWriter::ranks(const std::vector<RankRecord>& ranks) {
+  PDL_CHECK(state_->stage == State::Stage::running, "ranks come between begin and finish");
+  state_->document.run.ranks = ranks;
+}
+
 void RunWriter::finish(RunStatus status, const std::string& reason) {
   PDL_CHECK(state_->stage == State::Stage::running, "finish comes once, after begin");
   PDL_CHECK(status != RunStatus::running, "a finished run has ended");

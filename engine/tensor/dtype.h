@@ -45,6 +45,13 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
+/// True for bf16 and fp16: too few digits to add up in.
+constexpr bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
+
+/// Type of everything that adds up beside values of `dtype`: statistics, losses, gradients of weights, master weights,
+/// moments. fp32 at least.
+constexpr DType wide_dtype(DType dtype) { return dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
+
 template <typename T>
 struct DTypeOf;
 template <>

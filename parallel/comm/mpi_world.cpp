@@ -17,6 +17,7 @@
 #include "parallel/comm/launcher.h"
 #include "parallel/comm/rank_order.h"
 #include "parallel/comm/self_communicator.h"
+#include "parallel/comm/staged_communicator.h"
 #include "parallel/comm/stop_flag.h"
 
 namespace pdl {
@@ -153,11 +154,12 @@ std::unique_ptr<Communicator> MpiWorld::make_communicator(Device& device, const 
     throw ConfigError(str("comm \"", options.kind, "\" is not in this build: use \"auto\", \"self\" or \"mpi\""),
                       ExitCode::unsupported);
   }
-  if (device.info().kind != "cpu") {
-    throw ConfigError(str("comm \"mpi\" needs tensors in host memory, this device is \"", device.info().kind, "\""),
-                      ExitCode::unsupported);
-  }
-  return make_mpi_communicator(device, {.deterministic = options.deterministic}, options.timeout_s);
+  const MpiCommunicatorOptions mpi = {.deterministic = options.deterministic};
+  if (device.info().kind == "cpu") return make_mpi_communicator(device, mpi, options.timeout_s);
+  const int threads = static_cast<int>(std::thread::hardware_concurrency()) / info_.local_size;
+  std::shared_ptr<Device> host = make_device({.kind = "cpu", .threads = std::max(1, threads)});
+  std::unique_ptr<Communicator> inner = make_mpi_communicator(*host, mpi, options.timeout_s);
+  return make_staged_communicator(std::move(inner), std::move(host), device);
 }
 
 std::unique_ptr<MpiCommunicator> MpiWorld::make_mpi_communicator(Device& device, const MpiCommunicatorOptions& options,

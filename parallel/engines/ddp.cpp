@@ -70,13 +70,13 @@ DdpKnobs read_knobs(const ConfigReader& reader) {
   return knobs;
 }
 
-BucketOptions bucket_options(const DdpKnobs& knobs) {
+BucketOptions bucket_options(const DdpKnobs& knobs, int ranks) {
   constexpr double kMebibyte = 1024.0 * 1024.0;
   const bool order_is_stable = !knobs.find_unused_parameters || knobs.static_graph;
   return {.first_limit_bytes = static_cast<std::int64_t>(knobs.first_bucket_mb * kMebibyte),
           .limit_bytes = static_cast<std::int64_t>(knobs.bucket_cap_mb * kMebibyte),
           .small_bucket_first = knobs.small_bucket == "first",
-          .in_place = knobs.gradient_as_bucket_view,
+          .in_place = knobs.gradient_as_bucket_view || ranks == 1,  // one rank has nothing to send: no copies
           .single_bucket_at_first = order_is_stable,
           .rebuild = order_is_stable,
           .wait_for_end_at_first = knobs.static_graph};
@@ -88,7 +88,8 @@ class Ddp final : public StepMethod {
       : context_(context),
         knobs_(knobs),
         replica_(context, {context.world.rank(), context.world.size()}, LayerFactory()),
-        reducer_(replica_.store(), context.world, bucket_options(knobs), size_of(context.training.dtype)),
+        reducer_(replica_.store(), context.world, bucket_options(knobs, context.world.size()),
+                 size_of(wide_dtype(context.training.dtype))),
         update_(context) {}
 
   double train_step(const StepOrder& order, Observer& observer) override {
@@ -107,7 +108,8 @@ class Ddp final : public StepMethod {
     reducer_.prepare(context_.device, context_.backend);
     used_ = context_.device.allocate(used_bytes(), MemoryKind::communication);
     check_equal_shapes(replica_.store(), context_.world, context_.device);
-    broadcast_values(replica_.store(), context_.world, context_.device);
+    broadcast_weights(replica_.store(), context_.world, context_.device);
+    replica_.store().round_master(context_.backend);
   }
 
   EngineDescription describe() const override {
@@ -158,11 +160,11 @@ class Ddp final : public StepMethod {
 /// The bucket table, and what a step after the first costs in memory and bytes.
 Prediction Ddp::predict() const {
   const int ranks = context_.world.size();
-  const std::int64_t element_bytes = size_of(context_.training.dtype);
+  const std::int64_t element_bytes = size_of(wide_dtype(context_.training.dtype));
   const std::vector<Bucket>& buckets = reducer_.steady_buckets();
   Prediction prediction;
   prediction.memory = replica_.predicted_memory();
-  prediction.memory[MemoryKind::optimizer] = update_.predicted_bytes(replica_);
+  prediction.memory[MemoryKind::optimizer] += update_.predicted_bytes(replica_);
   prediction.memory[MemoryKind::communication] = reducer_.predicted_bytes() + used_bytes();
 
   PlanTable table{.title = "all-reduce buckets, in launch order",

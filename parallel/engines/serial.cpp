@@ -32,7 +32,7 @@ class Serial final : public StepMethod {
   Prediction predict() const override {
     Prediction prediction;
     prediction.memory = replica_.predicted_memory();
-    prediction.memory[MemoryKind::optimizer] = update_.predicted_bytes(replica_);
+    prediction.memory[MemoryKind::optimizer] += update_.predicted_bytes(replica_);
     return prediction;
   }
 

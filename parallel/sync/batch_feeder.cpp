@@ -28,6 +28,22 @@ DType input_dtype(const ModelDescription& model, DType dtype) {
   return model.sample_input.dtype == DType::int32 ? DType::int32 : dtype;
 }
 
+/// Where the parts of a micro-batch lie in its memory: input, target, sample ids, and images as they arrive when these
+/// are rounded to a half type on the device.
+struct UploadLayout {
+  UploadLayout(const ModelDescription& model, DType dtype, std::int64_t samples) {
+    const DType type = input_dtype(model, dtype);
+    const std::int64_t inputs = model.sample_input.shape.elements() * samples;
+    target = aligned(inputs * size_of(type));
+    sample_ids = target + aligned(model.sample_target.shape.elements() * samples * size_of(DType::int32));
+    unrounded = sample_ids + aligned(samples * size_of(DType::int64));
+    bytes = unrounded + (is_half(type) ? aligned(inputs * size_of(wide_dtype(type))) : 0);
+  }
+  std::int64_t target, sample_ids, unrounded, bytes;
+};
+
+std::int64_t uploads_at_once(const Device& device) { return device.info().kind == "cpu" ? 1 : 2; }
+
 /// The pieces of one step that this rank works through: ids [begin, begin + count) of the step.
 std::vector<Part> rank_pieces(std::int64_t step_samples, DataParallelPlace place, std::int64_t micro_batch) {
   const Part mine = split_evenly(step_samples, place.size, place.rank);
@@ -43,27 +59,41 @@ BatchFeeder::BatchFeeder(const EngineContext& context, const Dataset& dataset, D
     : place_(place),
       max_micro_batch_(max_micro_batch),
       device_(context.device),
-      loader_(dataset, context.loader, max_micro_batch) {
-  const ModelDescription& model = context.model;
-  const DType dtype = input_dtype(model, context.training.dtype);
-  const Shape input = batched(model.sample_input.shape, max_micro_batch);
-  const Shape target = batched(model.sample_target.shape, max_micro_batch);
-  memory_ = device_.allocate(device_bytes(model, context.training.dtype, max_micro_batch), MemoryKind::activations);
-  const std::int64_t target_offset = aligned(input.elements() * size_of(dtype));
-  input_ = memory_.tensor(dtype, input);
-  target_ = memory_.tensor(DType::int32, target, target_offset);
-  sample_ids_ = memory_.tensor(DType::int64, Shape{max_micro_batch},
-                               target_offset + aligned(target.elements() * size_of(DType::int32)));
+      backend_(context.backend),
+      loader_(dataset, context.loader, max_micro_batch,
+              [&device = context.device](std::int64_t bytes) -> std::shared_ptr<void> {
+                const auto memory = std::make_shared<HostBuffer>(device.allocate_host(bytes));
+                return {memory, memory->raw()};
+              }),
+      copies_(context.device.make_stream(false)) {
+  for (std::int64_t i = 0; i < uploads_at_once(context.device); ++i) uploads_.push_back(make_upload(context));
 }
 
-std::int64_t BatchFeeder::device_bytes(const ModelDescription& model, DType dtype, std::int64_t max_micro_batch) {
-  return aligned(model.sample_input.shape.elements() * max_micro_batch * size_of(input_dtype(model, dtype))) +
-         aligned(model.sample_target.shape.elements() * max_micro_batch * size_of(DType::int32)) +
-         aligned(max_micro_batch * size_of(DType::int64));
+BatchFeeder::Upload BatchFeeder::make_upload(const EngineContext& context) {
+  const ModelDescription& model = context.model;
+  const UploadLayout layout(model, context.training.dtype, max_micro_batch_);
+  const DType dtype = input_dtype(model, context.training.dtype);
+  const Shape input = batched(model.sample_input.shape, max_micro_batch_);
+  Upload upload;
+  upload.memory = device_.allocate(layout.bytes, MemoryKind::activations);
+  upload.input = upload.memory.tensor(dtype, input);
+  upload.target =
+      upload.memory.tensor(DType::int32, batched(model.sample_target.shape, max_micro_batch_), layout.target);
+  upload.sample_ids = upload.memory.tensor(DType::int64, Shape{max_micro_batch_}, layout.sample_ids);
+  if (is_half(dtype)) upload.unrounded = upload.memory.tensor(wide_dtype(dtype), input, layout.unrounded);
+  upload.arrived = copies_->make_event();
+  upload.used = copies_->make_event();
+  return upload;
+}
+
+std::int64_t BatchFeeder::device_bytes(const EngineContext& context, std::int64_t max_micro_batch) {
+  return uploads_at_once(context.device) * UploadLayout(context.model, context.training.dtype, max_micro_batch).bytes;
 }
 
 void BatchFeeder::begin(const EpochPlan& plan) {
+  copies_->synchronize();
   while (loader_.outstanding() > 0) loader_.next();
+  sent_ahead_ = false;
   plan_ = &plan;
   step_ = 0;
   ahead_step_ = 0;
@@ -83,17 +113,40 @@ std::span<const Part> BatchFeeder::begin_step() {
 }
 
 MicroBatch BatchFeeder::next(Stream& stream) {
-  const HostBatch& host = loader_.next();
+  if (!sent_ahead_) send();
+  sent_ahead_ = false;
+  Upload& upload = uploads_[next_upload_];
+  next_upload_ = (next_upload_ + 1) % uploads_.size();
+  // All work on what lies where the next one goes is queued by now.
+  stream.record(*uploads_[next_upload_].used);
+  stream.wait(*upload.arrived);
   MicroBatch batch;
-  batch.size = host.size;
-  batch.input = input_.rows(0, host.size);
-  batch.target = target_.rows(0, host.size);
-  batch.sample_ids = sample_ids_.rows(0, host.size);
-  device_.copy(batch.input.raw(), host.input.raw(), batch.input.bytes(), stream);
-  device_.copy(batch.target.raw(), host.target.raw(), batch.target.bytes(), stream);
-  device_.copy(batch.sample_ids.raw(), host.sample_ids.raw(), batch.sample_ids.bytes(), stream);
-  read_ahead();
+  batch.size = upload.size;
+  batch.input = upload.input.rows(0, upload.size);
+  batch.target = upload.target.rows(0, upload.size);
+  batch.sample_ids = upload.sample_ids.rows(0, upload.size);
+  if (upload.unrounded.defined()) backend_.copy(batch.input, upload.unrounded.rows(0, upload.size));
   return batch;
+}
+
+void BatchFeeder::send_ahead() {
+  if (uploads_.size() == 1 || sent_ahead_ || loader_.outstanding() == 0) return;
+  send();
+  sent_ahead_ = true;
+}
+
+void BatchFeeder::send() {
+  copies_->synchronize();  // what was sent before has left the loader's memory
+  const HostBatch& host = loader_.next();
+  Upload& upload = uploads_[next_upload_];
+  upload.size = host.size;
+  copies_->wait(*upload.used);
+  const Tensor& arrival = upload.unrounded.defined() ? upload.unrounded : upload.input;
+  device_.copy(arrival.raw(), host.input.raw(), arrival.rows(0, host.size).bytes(), *copies_);
+  device_.copy(upload.target.raw(), host.target.raw(), upload.target.rows(0, host.size).bytes(), *copies_);
+  device_.copy(upload.sample_ids.raw(), host.sample_ids.raw(), host.sample_ids.bytes(), *copies_);
+  copies_->record(*upload.arrived);
+  read_ahead();
 }
 
 void BatchFeeder::read_ahead() {

@@ -1,11 +1,12 @@
 #pragma once
 // Brings this rank's samples of each step to the device, one micro-batch at a time, read ahead on loader threads.
+// Beside a device with streams, the next micro-batch travels while the device still computes on this one.
 //
 // The samples of a step are decided by the epoch plan. Data-parallel rank r of R takes the contiguous part
 // split_evenly(n, R, r) and cuts it into micro-batches; a rank may have none in a ragged last step.
 
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -29,29 +30,46 @@ class BatchFeeder {
               std::int64_t max_micro_batch);
 
   /// Bytes of device memory that the constructor takes, for plans.
-  static std::int64_t device_bytes(const ModelDescription& model, DType dtype, std::int64_t max_micro_batch);
+  static std::int64_t device_bytes(const EngineContext& context, std::int64_t max_micro_batch);
 
   /// Starts on a plan; what was read ahead of an abandoned plan is dropped.
   void begin(const EpochPlan& plan);
   /// Micro-batches of the next step on this rank, whose sizes are given; `next` must be called as often.
   std::span<const Part> begin_step();
-  /// The next micro-batch, uploaded; valid until the next call. size, input, target and sample_ids are set.
+  /// The next micro-batch, on its way: work queued on `stream` from now on finds it there. Valid until the next call.
+  /// size, input, target and sample_ids are set.
   MicroBatch next(Stream& stream);
+  /// Sends the micro-batch after that one ahead, if the plan has one; may wait for the loader. To be called when the
+  /// work on this one is queued. Does nothing on a CPU, where there is no time to win.
+  void send_ahead();
 
  private:
+  /// Device memory of one micro-batch.
+  struct Upload {
+    Buffer memory;
+    Tensor input, target, sample_ids;  ///< for max_micro_batch samples
+    Tensor unrounded;                  ///< images as they arrive, when `input` has a half type
+    std::unique_ptr<Event> arrived, used;
+    std::int64_t size = 0;
+  };
+  Upload make_upload(const EngineContext& context);
+  void send();
   void read_ahead();
 
   DataParallelPlace place_;
   std::int64_t max_micro_batch_;
   Device& device_;
+  Backend& backend_;
   DataLoader loader_;
   const EpochPlan* plan_ = nullptr;
   std::int64_t step_ = 0;        ///< next step to begin
   std::int64_t ahead_step_ = 0;  ///< step from which samples are asked for
   std::size_t ahead_piece_ = 0;
   std::vector<Part> pieces_, ahead_pieces_;
-  Buffer memory_;
-  Tensor input_, target_, sample_ids_;  ///< for max_micro_batch samples
+  std::unique_ptr<Stream> copies_;
+  std::vector<Upload> uploads_;  ///< one on a CPU, else two that take turns
+  std::size_t next_upload_ = 0;  ///< where the next micro-batch goes or has gone
+  bool sent_ahead_ = false;
 };
 
 }  // namespace pdl

@@ -91,7 +91,8 @@ void BucketedAllReduce::agree_on_arrival() {
 
 Tensor BucketedAllReduce::slot(int param) const {
   const auto i = static_cast<std::size_t>(param);
-  return bucket_memory_.tensor(store_.dtype(), Shape{store_.elements()}).range(slot_offset_[i], elements_[i]);
+  return bucket_memory_.tensor(wide_dtype(store_.dtype()), Shape{store_.elements()})
+      .range(slot_offset_[i], elements_[i]);
 }
 
 void BucketedAllReduce::gradient_ready(int index) {
@@ -132,7 +133,7 @@ std::vector<BucketedAllReduce::Piece> BucketedAllReduce::pieces_of(const Bucket&
 void BucketedAllReduce::launch(std::size_t bucket) {
   Stream& stream = device_->compute_stream();
   const Tensor flat =
-      options_.in_place ? store_.grads() : bucket_memory_.tensor(store_.dtype(), Shape{store_.elements()});
+      options_.in_place ? store_.grads() : bucket_memory_.tensor(wide_dtype(store_.dtype()), Shape{store_.elements()});
   for (const Piece& piece : pieces_of(buckets_[bucket])) {
     in_flight_[bucket].push_back(group_.all_reduce(flat.range(piece.offset, piece.count), ReduceOp::sum, stream));
   }

@@ -31,6 +31,7 @@ void Replica::prepare() {
   Device& device = context_.device;
   store_.allocate(device, context_.training.dtype);
   store_.initialise(device, context_.training.seed);
+  store_.round_master(context_.backend);
   stage_.allocate(device);
   slot_ = stage_.make_slot(device);
   metrics_ = device.allocate(2 * size_of(DType::fp64), MemoryKind::workspace);
@@ -42,10 +43,8 @@ void Replica::prepare() {
 
 MemoryByKind Replica::predicted_memory() const {
   const DType dtype = context_.training.dtype;
-  const std::int64_t feeders = 2 * BatchFeeder::device_bytes(context_.model, dtype, micro_batch_);
-  MemoryByKind memory;
-  memory[MemoryKind::parameters] = store_.elements() * size_of(dtype);
-  memory[MemoryKind::gradients] = store_.elements() * size_of(dtype);
+  const std::int64_t feeders = 2 * BatchFeeder::device_bytes(context_, micro_batch_);
+  MemoryByKind memory = store_.predicted_memory(dtype);
   memory[MemoryKind::activations] = stage_.slot_bytes() + stage_.scratch_bytes() + feeders;
   memory[MemoryKind::workspace] =
       stage_.workspace_bytes() + (2 + static_cast<std::int64_t>(segments_.size())) * size_of(DType::fp64);
@@ -75,6 +74,7 @@ void Replica::accumulate(const StepOrder& order, GradientListener* listener, Obs
     observer.phase(Phase::backward);
     GradientListener* const hears = piece + 1 == pieces ? listener : nullptr;
     stage_.backward(store_, store_.values(), store_.grads(), touched_, slot_, batch, batch.input, Tensor(), hears);
+    training_feeder_->send_ahead();
   }
 }
 
@@ -84,6 +84,7 @@ void Replica::evaluate_step() {
     MicroBatch batch = validation_feeder_->next(stream);
     batch.metrics = metrics();
     stage_.forward(store_, store_.values(), slot_, batch, batch.input, false);
+    validation_feeder_->send_ahead();
   }
 }
 
@@ -119,7 +120,7 @@ void Replica::visit_parameters(const Engine::ParameterVisitor& visit) {
   Stream& stream = context_.device.compute_stream();
   for (std::size_t i = 0; i < store_.params().size(); ++i) {
     const Param& param = store_.params()[i];
-    const Tensor values = store_.view(store_.values(), static_cast<int>(i));
+    const Tensor values = store_.view(store_.weights(), static_cast<int>(i));
     std::vector<char> host(static_cast<std::size_t>(values.bytes()));
     context_.device.copy(host.data(), values.raw(), values.bytes(), stream);
     stream.synchronize();

@@ -17,8 +17,10 @@ std::int64_t ReplicatedUpdate::predicted_bytes(const Replica& replica) const {
 double ReplicatedUpdate::apply(Replica& replica, const StepOrder& order) {
   const double clip = context_.training.optimizer.clip_grad_norm;
   const double norm = clip > 0.0 ? replica.gradient_norm() : -1.0;
-  optimizer_->step(context_.backend, {.values = replica.store().values(),
-                                      .grads = replica.store().grads(),
+  const ParamStore& store = replica.store();
+  optimizer_->step(context_.backend, {.values = store.weights(),
+                                      .grads = store.grads(),
+                                      .rounded = is_half(store.dtype()) ? store.values() : Tensor(),
                                       .lr = order.lr,
                                       .grad_scale = clip > 0.0 ? clip_scale(norm, clip) : 1.0,
                                       .update = order.update + 1});
@@ -26,7 +28,7 @@ double ReplicatedUpdate::apply(Replica& replica, const StepOrder& order) {
 }
 
 std::vector<StateTensor> ReplicatedUpdate::state(Replica& replica) const {
-  std::vector<StateTensor> tensors = {{"values", replica.store().values()}};
+  std::vector<StateTensor> tensors = {{"weights", replica.store().weights()}};
   const std::vector<Tensor> moments = optimizer_->state();
   for (std::size_t i = 0; i < moments.size(); ++i) tensors.push_back({str("moment", i), moments[i]});
   return tensors;

@@ -63,12 +63,12 @@ void check_equal_shapes(const ParamStore& store, Communicator& group, Device& de
   }
 }
 
-void broadcast_values(const ParamStore& store, Communicator& group, Device& device) {
+void broadcast_weights(const ParamStore& store, Communicator& group, Device& device) {
   Stream& stream = device.compute_stream();
-  const std::int64_t chunk = kBroadcastBytes / size_of(store.dtype());
+  const std::int64_t chunk = kBroadcastBytes / size_of(store.weights().dtype());
   for (std::int64_t begin = 0; begin < store.elements(); begin += chunk) {
     const std::int64_t count = std::min(chunk, store.elements() - begin);
-    group.broadcast(store.values().range(begin, count), 0, stream).wait(stream);
+    group.broadcast(store.weights().range(begin, count), 0, stream).wait(stream);
   }
 }
 

@@ -12,8 +12,8 @@ namespace pdl {
 /// differs.
 void check_equal_shapes(const ParamStore& store, Communicator& group, Device& device);
 
-/// Rank 0's values on every rank, in chunks of 250 MiB.
-void broadcast_values(const ParamStore& store, Communicator& group, Device& device);
+/// Rank 0's weights on every rank, in chunks of 250 MiB.
+void broadcast_weights(const ParamStore& store, Communicator& group, Device& device);
 
 /// "15.6": one decimal.
 std::string mebibytes(std::int64_t bytes);

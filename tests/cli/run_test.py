@@ -18,6 +18,8 @@ class Run(Case):
         run = self.run_json()
         self.assertEqual(run["status"], "success")
         self.assertEqual(run["config"]["training"]["seed"], 1234, "defaults belong to the effective configuration")
+        self.assertTrue(run["flops_formula"])
+        self.assertEqual("mfu" in self.epochs()[0], "peak_flops_per_s" in run, "a share of the peak needs the peak")
         self.assertEqual(len(self.epochs()), 2)
         checked = subprocess.run([sys.executable, os.path.join(ROOT, "scripts/check_records.py"), self.path("out")],
                                  capture_output=True, text=True)

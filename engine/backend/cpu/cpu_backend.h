@@ -28,7 +28,8 @@ class CpuBackend final : public Backend {
 
   // linear.cpp
   void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation) override;
-  void linear_backward_data(Tensor dx, Tensor dy, Tensor w) override;
+  using Backend::linear_backward_data;
+  void linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pre_activation, Activation activation) override;
   void linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) override;
 
   // conv.cpp
@@ -46,6 +47,7 @@ class CpuBackend final : public Backend {
   void adaptive_avg_pool_backward(Tensor dx, Tensor dy) override;
 
   // elementwise.cpp
+  void activation_forward(Tensor y, Tensor x, Activation activation) override;
   void activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) override;
   void dropout(Tensor y, Tensor x, const DropoutKey& key) override;
   void residual_add(Tensor y, Tensor residual, Tensor x, const DropoutKey& key) override;
@@ -70,7 +72,7 @@ class CpuBackend final : public Backend {
 
   // loss.cpp
   void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
-                     double scale) override;
+                     std::int64_t classes, double scale) override;
 
   // range.cpp
   void fill(Tensor x, double value) override;
@@ -81,15 +83,15 @@ class CpuBackend final : public Backend {
   void sum_of_squares(Tensor totals, Tensor x, const UpdateSegment* segments, std::int64_t count) override;
 
   // optim.cpp
-  void sgd_update(Tensor values, Tensor grads, Tensor momentum, const UpdateSegment* segments, std::int64_t count,
-                  const SgdScalars& scalars) override;
-  void adam_update(Tensor values, Tensor grads, Tensor first_moment, Tensor second_moment,
+  void sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum, const UpdateSegment* segments,
+                  std::int64_t count, const SgdScalars& scalars) override;
+  void adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
                    const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) override;
   void lamb_direction(Tensor direction, Tensor norms, Tensor values, Tensor grads, Tensor first_moment,
                       Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
                       const AdamScalars& scalars) override;
-  void lamb_apply(Tensor values, Tensor direction, Tensor norms, const UpdateSegment* segments, std::int64_t count,
-                  double lr) override;
+  void lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms, const UpdateSegment* segments,
+                  std::int64_t count, double lr) override;
 
   // cpu_backend.cpp
   std::string name() const override;

@@ -46,6 +46,18 @@ void with_mask(const DropoutKey& key, std::int64_t elements, Work work) {
 }
 
 template <typename T>
+void gelu_forward(T* y, const T* x, std::int64_t count) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) y[i] = gelu_tanh(x[i]);
+}
+
+template <typename T>
+void relu_forward(T* y, const T* x, std::int64_t count) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] < T{0} ? T{0} : x[i];  // NaN stays
+}
+
+template <typename T>
 void gelu_backward(T* dx, const T* dy, const T* pre_activation, std::int64_t count) {
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) dx[i] = dy[i] * gelu_tanh_derivative(pre_activation[i]);
@@ -58,6 +70,20 @@ void relu_backward(T* dx, const T* dy, const T* y, std::int64_t count) {
 }
 
 }  // namespace
+
+void CpuBackend::activation_forward(Tensor y, Tensor x, Activation activation) {
+  check_alike(y, x, "x");
+  if (activation == Activation::none) return copy(y, x);
+  with_float_type(y.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    T* const y_data = y.data<T>();
+    const T* const x_data = x.data<T>();
+    parallel_ranges(y.elements(), [&](std::int64_t first, std::int64_t last) {
+      const auto forward = activation == Activation::relu ? relu_forward<T> : gelu_forward<T>;
+      forward(y_data + first, x_data + first, last - first);
+    });
+  });
+}
 
 void CpuBackend::activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) {
   check_alike(dx, dy, "dy");

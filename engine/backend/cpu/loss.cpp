@@ -1,6 +1,6 @@
-// Softmax and cross entropy of logits [M, V], a row at a time. A row comes from memory once and its gradient goes there
-// once: the maximum is found while the row arrives, the exponentials are written where the gradient will stand, then
-// scaled in place.
+// Softmax and cross entropy of logits [M, V], the first `classes` columns of a row at a time. A row comes from memory
+// once and its gradient goes there once: the maximum is found while the row arrives, the exponentials are written where
+// the gradient will stand, then scaled in place.
 
 #include <algorithm>
 #include <cmath>
@@ -59,9 +59,10 @@ RowLoss cross_entropy_row(T* gradient, const T* logits, std::int64_t classes, st
 }  // namespace
 
 void CpuBackend::cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
-                               double scale) {
-  PDL_CHECK(logits.shape().rank() == 2 && logits.shape()[1] > 0, "logits ", logits.shape().to_string());
-  const std::int64_t rows = logits.shape()[0], classes = logits.shape()[1];
+                               std::int64_t classes, double scale) {
+  PDL_CHECK(logits.shape().rank() == 2 && classes > 0 && classes <= logits.shape()[1], "logits ",
+            logits.shape().to_string(), " of ", classes, " classes");
+  const std::int64_t rows = logits.shape()[0], width = logits.shape()[1];
   PDL_CHECK(row_loss.elements() == rows && row_correct.elements() == rows && targets.elements() == rows, rows,
             " rows, ", row_loss.elements(), " losses, ", row_correct.elements(), " marks, ", targets.elements(),
             " targets");
@@ -77,13 +78,14 @@ void CpuBackend::cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_corre
     T* const marks = row_correct.data<T>();
     const T* const data = logits.data<T>();
     parallel_items(rows, classes, [&](std::int64_t row) {
-      T* const gradient = gradients == nullptr ? nullptr : gradients + row * classes;
+      T* const gradient = gradients == nullptr ? nullptr : gradients + row * width;
       RowLoss result;
       if (wanted[row] >= 0) {
-        result = cross_entropy_row(gradient, data + row * classes, classes, wanted[row], scale);
+        result = cross_entropy_row(gradient, data + row * width, classes, wanted[row], scale);
       } else if (gradient != nullptr) {
         std::fill_n(gradient, classes, T{0});
       }
+      if (gradient != nullptr) std::fill_n(gradient + classes, width - classes, T{0});
       losses[row] = static_cast<T>(result.loss);
       marks[row] = result.correct ? T{1} : T{0};
     });

@@ -20,6 +20,10 @@ void check_like_values(const Tensor& values, const Tensor& range, const char* na
             " ", range.shape().to_string(), " for ", name_of(values.dtype()), " ", values.shape().to_string());
 }
 
+void check_not_rounded(const Tensor& rounded) {
+  PDL_CHECK(!rounded.defined(), "the CPU computes in fp32 and fp64, not in ", name_of(rounded.dtype()));
+}
+
 void check_norms(const Tensor& norms, std::int64_t segments) {
   PDL_CHECK(norms.dtype() == DType::fp64 && norms.elements() == 2 * segments, "norms ", name_of(norms.dtype()), " ",
             norms.shape().to_string(), " for ", segments, " segments");
@@ -161,8 +165,9 @@ double squared_norm(const T* x, std::int64_t count) {
 
 }  // namespace
 
-void CpuBackend::sgd_update(Tensor values, Tensor grads, Tensor momentum, const UpdateSegment* segments,
+void CpuBackend::sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum, const UpdateSegment* segments,
                             std::int64_t count, const SgdScalars& scalars) {
+  check_not_rounded(rounded);
   check_like_values(values, grads, "grads");
   PDL_CHECK(momentum.defined() || scalars.momentum == 0.0, "momentum ", scalars.momentum, " needs a buffer");
   PDL_CHECK(!scalars.nesterov || scalars.momentum > 0.0, "nesterov needs momentum");
@@ -188,8 +193,9 @@ void CpuBackend::sgd_update(Tensor values, Tensor grads, Tensor momentum, const 
   });
 }
 
-void CpuBackend::adam_update(Tensor values, Tensor grads, Tensor first_moment, Tensor second_moment,
+void CpuBackend::adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
                              const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) {
+  check_not_rounded(rounded);
   check_like_values(values, grads, "grads");
   check_like_values(values, first_moment, "first moment");
   check_like_values(values, second_moment, "second moment");
@@ -245,8 +251,9 @@ void CpuBackend::lamb_direction(Tensor direction, Tensor norms, Tensor values, T
   });
 }
 
-void CpuBackend::lamb_apply(Tensor values, Tensor direction, Tensor norms, const UpdateSegment* segments,
-                            std::int64_t count, double lr) {
+void CpuBackend::lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms,
+                            const UpdateSegment* segments, std::int64_t count, double lr) {
+  check_not_rounded(rounded);
   check_like_values(values, direction, "direction");
   check_norms(norms, count);
   const double* const sums = norms.data<double>();

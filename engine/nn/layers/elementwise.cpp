@@ -10,7 +10,7 @@ std::vector<ParamSpec> layernorm_param_specs(const std::string& name, std::int64
 }
 
 std::vector<TensorSpec> LayerNorm::saved_specs(const Shape& x, DType dtype) const {
-  const TensorSpec rows = {statistics_dtype(dtype), {x.elements() / width_}};
+  const TensorSpec rows = {wide_dtype(dtype), {x.elements() / width_}};
   return {rows, rows};
 }
 

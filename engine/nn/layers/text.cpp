@@ -24,7 +24,7 @@ void Embedding::backward(const LayerIo& io) const {
 
 std::vector<TensorSpec> Attention::saved_specs(const Shape& x, DType dtype) const {
   const Shape qkv = packed(x);
-  return {{statistics_dtype(dtype), {qkv[0], qkv[2], qkv[1]}}};
+  return {{wide_dtype(dtype), {qkv[0], qkv[2], qkv[1]}}};
 }
 
 std::int64_t Attention::workspace_bytes(const Shape& x, DType dtype, Backend& backend) const {
@@ -68,14 +68,14 @@ void LmHead::backward(const LayerIo& io) const {
 }
 
 std::vector<TensorSpec> SoftmaxCrossEntropy::saved_specs(const Shape& x, DType dtype) const {
-  const TensorSpec rows = {statistics_dtype(dtype), {x.elements() / x.back()}};
+  const TensorSpec rows = {wide_dtype(dtype), {x.elements() / x.back()}};
   return {rows, rows};
 }
 
 void SoftmaxCrossEntropy::forward(const LayerIo& io) const {
   const Tensor logits = as_rows(io.x);  // [M, V]
   io.backend.cross_entropy(io.training ? logits : Tensor(), io.saved[0], io.saved[1], logits,
-                           io.batch.target.view({io.batch.target.elements()}), io.batch.gradient_scale);
+                           io.batch.target.view({io.batch.target.elements()}), classes_, io.batch.gradient_scale);
   io.backend.accumulate_sum(io.batch.metrics.range(0, 1), io.saved[0]);
   io.backend.accumulate_sum(io.batch.metrics.range(1, 1), io.saved[1]);
 }

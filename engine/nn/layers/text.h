@@ -69,7 +69,8 @@ class LmHead final : public Layer {
 /// logits.
 class SoftmaxCrossEntropy final : public Layer {
  public:
-  explicit SoftmaxCrossEntropy(std::string name) : name_(std::move(name)) {}
+  /// The last axis of the logits is at least `classes`; what is behind them is padding.
+  SoftmaxCrossEntropy(std::string name, std::int64_t classes) : name_(std::move(name)), classes_(classes) {}
   std::string name() const override { return name_; }
   Shape output_shape(const Shape&) const override { return {}; }
   /// Loss and correctness of each prediction.
@@ -81,6 +82,7 @@ class SoftmaxCrossEntropy final : public Layer {
 
  private:
   std::string name_;
+  std::int64_t classes_;
 };
 
 }  // namespace pdl

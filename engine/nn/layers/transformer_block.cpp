@@ -24,15 +24,26 @@ struct ShiftedReady final : LayerIo::Ready {
 
 }  // namespace
 
-/// io.saved in words. Sizes in elements per row of x: C = width.
+/// io.saved in words, and what is computed again instead, which lies in the workspace. Sizes in elements per row of x:
+/// C = width.
 struct TransformerBlock::Saved {
-  Tensor ln1, mean1, rstd1;  // [M, C], [M], [M]
-  Tensor qkv;                // [B, T, 3C]
-  Tensor attended;           // [B, T, C]
-  Tensor residual;           // [B, T, C]
-  Tensor ln2, mean2, rstd2;  // [M, C], [M], [M]
-  Tensor hidden;             // [B, T, 4C]
+  Tensor mean1, rstd1, mean2, rstd2;  // [M]
+  Tensor qkv;                         // [B, T, 3C]
+  Tensor attended;                    // [B, T, C]
+  Tensor residual;                    // [B, T, C]
+  Tensor ln1, ln2;                    // [M, C], saved or recomputed
+  Tensor hidden;                      // [B, T, 4C], saved or recomputed
   std::span<const Tensor> of_attention, of_fc1;
+};
+
+/// Gradients of the backward pass. What is recomputed is the input of a linear layer and lies where that layer's input
+/// gradient comes to lie: the layer is done with the one when it writes the other.
+struct TransformerBlock::Scratch {
+  Tensor d_branch;    // [B, T, C], behind a dropout
+  Tensor d_norm;      // [B, T, C], before a norm
+  Tensor d_hidden;    // [B, T, 4C]
+  Tensor d_attended;  // [B, T, C], over d_hidden once that is used up
+  Tensor d_qkv;       // [B, T, 3C], likewise
 };
 
 TransformerBlock::TransformerBlock(std::string name, const TransformerBlockOptions& options,
@@ -93,9 +104,10 @@ TransformerBlock::Shapes TransformerBlock::shapes(const Shape& x) const {
 
 std::vector<TensorSpec> TransformerBlock::saved_specs(const Shape& x, DType dtype) const {
   const Shapes s = shapes(x);
-  const TensorSpec rows = {statistics_dtype(dtype), s.rows};
-  std::vector<TensorSpec> specs = {{dtype, x}, rows,       rows, {dtype, s.qkv}, {dtype, s.heads},
-                                   {dtype, x}, {dtype, x}, rows, rows,           {dtype, s.hidden}};
+  const TensorSpec rows = {wide_dtype(dtype), s.rows};
+  std::vector<TensorSpec> specs = {rows, rows, rows, rows, {dtype, s.qkv}, {dtype, s.heads}, {dtype, x}};
+  if (!recomputes_norms()) specs.insert(specs.end(), {{dtype, x}, {dtype, x}});
+  if (!recomputes_gelu()) specs.push_back({dtype, s.hidden});
   for (const TensorSpec& spec : children_[kAttention]->saved_specs(s.qkv, dtype)) specs.push_back(spec);
   for (const TensorSpec& spec : children_[kFc1]->saved_specs(x, dtype)) specs.push_back(spec);
   return specs;
@@ -103,9 +115,38 @@ std::vector<TensorSpec> TransformerBlock::saved_specs(const Shape& x, DType dtyp
 
 TransformerBlock::Saved TransformerBlock::name_saved(const LayerIo& io) const {
   const auto& s = io.saved;
-  const std::size_t attention = children_[kAttention]->saved_specs(s[3].shape(), s[3].dtype()).size();
-  return {
-      s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s.subspan(10, attention), s.subspan(10 + attention)};
+  const Scratch scratch = name_scratch(io);
+  const std::size_t attention = children_[kAttention]->saved_specs(s[4].shape(), s[4].dtype()).size();
+  std::size_t next = 7;
+  const Tensor ln1 = recomputes_norms() ? scratch.d_norm : s[next++];
+  const Tensor ln2 = recomputes_norms() ? scratch.d_norm : s[next++];
+  const Tensor hidden = recomputes_gelu() ? scratch.d_hidden : s[next++];
+  return {.mean1 = s[0],
+          .rstd1 = s[1],
+          .mean2 = s[2],
+          .rstd2 = s[3],
+          .qkv = s[4],
+          .attended = s[5],
+          .residual = s[6],
+          .ln1 = ln1,
+          .ln2 = ln2,
+          .hidden = hidden,
+          .of_attention = s.subspan(next, attention),
+          .of_fc1 = s.subspan(next + attention)};
+}
+
+TransformerBlock::Scratch TransformerBlock::name_scratch(const LayerIo& io) const {
+  const Shapes shape = shapes(io.x.shape());
+  const DType dtype = io.x.dtype();
+  char* const base = static_cast<char*>(io.workspace.raw());
+  const std::int64_t narrow_bytes = aligned(shape.x.elements() * size_of(dtype));
+  char* const wide = base + 2 * narrow_bytes;
+  const Tensor d_attended(wide, dtype, shape.heads);
+  return {.d_branch = Tensor(base, dtype, shape.x),
+          .d_norm = Tensor(base + narrow_bytes, dtype, shape.x),
+          .d_hidden = Tensor(wide, dtype, shape.hidden),
+          .d_attended = d_attended,
+          .d_qkv = Tensor(wide + aligned(d_attended.bytes()), dtype, shape.qkv)};
 }
 
 std::int64_t TransformerBlock::scratch_bytes(const Shapes& s, DType dtype) const {
@@ -178,38 +219,44 @@ void TransformerBlock::run_backward(const LayerIo& io, LayerIo child, Child whic
 
 void TransformerBlock::backward(const LayerIo& io) const {
   const Saved s = name_saved(io);
-  const Shapes shape = shapes(io.x.shape());
-  const DType dtype = io.x.dtype();
-  char* const scratch = static_cast<char*>(io.workspace.raw());
-  const std::int64_t narrow_bytes = aligned(shape.x.elements() * size_of(dtype));
-  const Tensor d_branch(scratch, dtype, shape.x);                           // behind a dropout
-  const Tensor d_norm(scratch + narrow_bytes, dtype, shape.x);              // before a norm
-  const Tensor d_hidden(scratch + 2 * narrow_bytes, dtype, shape.hidden);   // [B, T, 4C]
-  const Tensor d_attended(scratch + 2 * narrow_bytes, dtype, shape.heads);  // [B, T, C], after d_hidden is used up
-  const Tensor d_qkv(scratch + 2 * narrow_bytes + aligned(d_attended.bytes()), dtype, shape.qkv);  // [B, T, 3C]
+  const auto [d_branch, d_norm, d_hidden, d_attended, d_qkv] = name_scratch(io);
+  Backend& backend = io.backend;
   // Without dropout the branch's gradient is dy itself: a linear layer without activation leaves it intact.
-  const auto through_dropout = [&](const Tensor& dy, int place) {
+  const auto through_dropout = [&, branch = d_branch](const Tensor& dy, int place) {
     const DropoutKey key = io.dropout_key(options_.dropout, place);
     if (key.rate == 0.0) return dy;
-    io.backend.dropout(d_branch, dy, key);
-    return d_branch;
+    backend.dropout(branch, dy, key);
+    return branch;
   };
 
-  run_backward(io, child_io(io, kFc2, s.hidden, io.y, {}), kFc2, d_hidden, through_dropout(io.dy, 2));
-  run_backward(io, child_io(io, kFc1, s.ln2, s.hidden, s.of_fc1), kFc1, d_norm, d_hidden);
   const auto ln2 = static_cast<std::size_t>(ln2_);
-  io.backend.layernorm_backward(as_rows(io.dy), io.grads[ln2], io.grads[ln2 + 1], as_rows(d_norm), as_rows(io.dy),
-                                as_rows(s.residual), io.params[ln2], s.mean2, s.rstd2, io.accumulate[ln2] != 0);
+  if (recomputes_gelu()) backend.activation_forward(s.hidden, s.of_fc1[0], Activation::gelu_tanh);
+  // FC2's data gradient goes through FC1's activation in one operation.
+  LayerIo fc2 = child_io(io, kFc2, s.hidden, io.y, {}), fc1 = child_io(io, kFc1, s.ln2, s.hidden, s.of_fc1);
+  fc2.input_activation = Activation::gelu_tanh;
+  fc2.input_pre = s.of_fc1[0];
+  fc1.dy_is_ahead_of_activation = true;
+  run_backward(io, fc2, kFc2, d_hidden, through_dropout(io.dy, 2));
+  if (recomputes_norms()) {
+    backend.layernorm_forward(as_rows(s.ln2), s.mean2, s.rstd2, as_rows(s.residual), io.params[ln2],
+                              io.params[ln2 + 1]);
+  }
+  run_backward(io, fc1, kFc1, d_norm, d_hidden);
+  backend.layernorm_backward(as_rows(io.dy), io.grads[ln2], io.grads[ln2 + 1], as_rows(d_norm), as_rows(io.dy),
+                             as_rows(s.residual), io.params[ln2], s.mean2, s.rstd2, io.accumulate[ln2] != 0);
   io.grad_ready(ln2_ + 1);
   io.grad_ready(ln2_);
 
   run_backward(io, child_io(io, kProjection, s.attended, s.residual, {}), kProjection, d_attended,
                through_dropout(io.dy, 1));
   run_backward(io, child_io(io, kAttention, s.qkv, s.attended, s.of_attention), kAttention, d_qkv, d_attended);
+  if (recomputes_norms()) {
+    backend.layernorm_forward(as_rows(s.ln1), s.mean1, s.rstd1, as_rows(io.x), io.params[0], io.params[1]);
+  }
   run_backward(io, child_io(io, kQkv, s.ln1, s.qkv, {}), kQkv, d_norm, d_qkv);
   PDL_CHECK(io.wants_input_grad, name_, " is never the first layer");
-  io.backend.layernorm_backward(as_rows(io.dx), io.grads[0], io.grads[1], as_rows(d_norm), as_rows(io.dy),
-                                as_rows(io.x), io.params[0], s.mean1, s.rstd1, io.accumulate[0] != 0);
+  backend.layernorm_backward(as_rows(io.dx), io.grads[0], io.grads[1], as_rows(d_norm), as_rows(io.dy), as_rows(io.x),
+                             io.params[0], s.mean1, s.rstd1, io.accumulate[0] != 0);
   io.grad_ready(1);
   io.grad_ready(0);
 }

@@ -14,10 +14,14 @@
 
 namespace pdl {
 
+/// What the backward pass computes again instead of finding it saved.
+enum class Recompute { nothing, gelu, gelu_and_norms };
+
 struct TransformerBlockOptions {
   std::int64_t width = 0, heads = 0,
                layers = 1;  ///< layers of the whole model: scales the init of residual projections
   double dropout = 0.0;
+  Recompute recompute = Recompute::nothing;
 };
 
 class TransformerBlock final : public Layer {
@@ -42,7 +46,12 @@ class TransformerBlock final : public Layer {
   struct Saved;  ///< names for io.saved
 
   Shapes shapes(const Shape& x) const;
+  struct Scratch;  ///< names for this block's part of io.workspace
+
   Saved name_saved(const LayerIo& io) const;
+  Scratch name_scratch(const LayerIo& io) const;
+  bool recomputes_gelu() const { return options_.recompute != Recompute::nothing; }
+  bool recomputes_norms() const { return options_.recompute == Recompute::gelu_and_norms; }
   /// The child's view of a call: its own parameters, gradients and saved tensors.
   LayerIo child_io(const LayerIo& io, Child child, const Tensor& x, const Tensor& y,
                    std::span<const Tensor> saved) const;

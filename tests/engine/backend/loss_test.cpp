@@ -29,7 +29,7 @@ struct Loss {
     }
   }
   void run(Backend& backend, double scale = 1.0) {
-    backend.cross_entropy(dlogits, loss, correct, logits, targets, scale);
+    backend.cross_entropy(dlogits, loss, correct, logits, targets, classes, scale);
   }
   bool guards_intact() const { return dlogits.guards_intact() && loss.guards_intact() && correct.guards_intact(); }
 
@@ -113,7 +113,7 @@ TEST_CASE("cross entropy's gradient is its finite difference") {
   given.run(*cpu.backend);
   const Values gradient = given.dlogits.values();
   const auto loss = [&] {
-    cpu.backend->cross_entropy(Tensor(), given.loss, given.correct, given.logits, given.targets, 1.0);
+    cpu.backend->cross_entropy(Tensor(), given.loss, given.correct, given.logits, given.targets, given.classes, 1.0);
     double sum = 0.0;
     for (const double row : given.loss.values()) sum += row;
     return sum;
@@ -128,8 +128,9 @@ TEST_CASE("cross entropy's gradient may take the logits' place, or be left out")
     for (Loss* given : {&apart, &in_place, &without}) given->targets.put(5, -1.0);
     apart.run(*cpu.backend, 0.5);
     cpu.backend->cross_entropy(in_place.logits, in_place.loss, in_place.correct, in_place.logits, in_place.targets,
-                               0.5);
-    cpu.backend->cross_entropy(Tensor(), without.loss, without.correct, without.logits, without.targets, 0.5);
+                               in_place.classes, 0.5);
+    cpu.backend->cross_entropy(Tensor(), without.loss, without.correct, without.logits, without.targets,
+                               without.classes, 0.5);
     CHECK(same_bits(apart.dlogits, in_place.logits));
     for (const Loss* given : {&in_place, &without}) {
       CHECK(same_bits(apart.loss, given->loss));
@@ -238,10 +239,13 @@ TEST_CASE("cross entropy refuses impossible targets and shapes") {
     CHECK_THROWS_AS(given.run(*cpu.backend), Error);
   }
   Loss given(DType::fp32, 2, 5), longer(DType::fp32, 3, 5);
+  CHECK_THROWS_AS(cpu.backend->cross_entropy(longer.dlogits, given.loss, given.correct, given.logits, given.targets,
+                                             given.classes, 1.0),
+                  Error);
   CHECK_THROWS_AS(
-      cpu.backend->cross_entropy(longer.dlogits, given.loss, given.correct, given.logits, given.targets, 1.0), Error);
-  CHECK_THROWS_AS(cpu.backend->cross_entropy(Tensor(), longer.loss, given.correct, given.logits, given.targets, 1.0),
-                  Error);
-  CHECK_THROWS_AS(cpu.backend->cross_entropy(Tensor(), given.loss, given.correct, given.logits, given.loss, 1.0),
-                  Error);
+      cpu.backend->cross_entropy(Tensor(), longer.loss, given.correct, given.logits, given.targets, given.classes, 1.0),
+      Error);
+  CHECK_THROWS_AS(
+      cpu.backend->cross_entropy(Tensor(), given.loss, given.correct, given.logits, given.loss, given.classes, 1.0),
+      Error);
 }

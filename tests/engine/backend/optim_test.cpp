@@ -129,15 +129,15 @@ struct Run {
 
   Run& sgd_updates(Backend& backend, double momentum, bool nesterov) {
     for (std::int64_t update = 1; update <= kUpdates; ++update) {
-      backend.sgd_update(w, gradients_of(dtype, update), momentum == 0.0 ? Tensor() : first.tensor(), kSegments.data(),
-                         kCount, sgd(momentum, nesterov, update));
+      backend.sgd_update(w, Tensor(), gradients_of(dtype, update), momentum == 0.0 ? Tensor() : first.tensor(),
+                         kSegments.data(), kCount, sgd(momentum, nesterov, update));
     }
     return *this;
   }
   Run& adam_updates(Backend& backend, bool decoupled) {
     zero_moments();
     for (std::int64_t update = 1; update <= kUpdates; ++update) {
-      backend.adam_update(w, gradients_of(dtype, update), first, second, kSegments.data(), kCount,
+      backend.adam_update(w, Tensor(), gradients_of(dtype, update), first, second, kSegments.data(), kCount,
                           adam(decoupled, update));
     }
     return *this;
@@ -149,7 +149,7 @@ struct Run {
       OwnedTensor apart(dtype, {kElements});
       const Tensor direction = in_place ? grads.tensor() : apart.tensor();
       backend.lamb_direction(direction, norms, w, grads, first, second, kSegments.data(), kCount, adam(true, update));
-      backend.lamb_apply(w, direction, norms, kSegments.data(), kCount, 0.01);
+      backend.lamb_apply(w, Tensor(), direction, norms, kSegments.data(), kCount, 0.01);
     }
     return *this;
   }
@@ -203,7 +203,7 @@ TEST_CASE("adam's first update moves every weight by the learning rate") {
   const UpdateSegment all = {0, 3, false};
   AdamScalars scalars = adam(true, 1);
   scalars.epsilon = 0.0;
-  cpu.backend->adam_update(w, grads, m, v, &all, 1, scalars);
+  cpu.backend->adam_update(w, Tensor(), grads, m, v, &all, 1, scalars);
   CHECK(worst_error(w.values(), {0.99, 2.01, 2.99}) < 1e-14);
 }
 
@@ -245,7 +245,7 @@ TEST_CASE("lamb's ratio is 1 where weights or direction vanish, and comes from t
   const OwnedTensor direction(DType::fp64, {6}, {1.0, -2.0, 0.0, 0.0, 1.0, -1.0});
   // The last one's norms are of a parameter of which only this part lies here.
   const OwnedTensor norms(DType::fp64, {3, 2}, {0.0, 5.0, 25.0, 0.0, 100.0, 16.0});
-  cpu.backend->lamb_apply(w, direction, norms, segments.data(), 3, 0.5);
+  cpu.backend->lamb_apply(w, Tensor(), direction, norms, segments.data(), 3, 0.5);
   CHECK(w.values() == Values{-0.5, 1.0, 3.0, 4.0, 3.0 - 0.5 * 2.5, 4.0 + 0.5 * 2.5});
 }
 
@@ -262,10 +262,10 @@ TEST_CASE("a range updated in two shards has the bits of the whole") {
     const std::vector<UpdateSegment> left = {{0, 3, true}, {3, 41, false}, {50, cut - 50, true}};
     const std::vector<UpdateSegment> right = {{0, 20050 - cut, true}, {20050 - cut, 1, false}};
     const std::int64_t rest = kElements - cut;
-    cpu.backend->adam_update(w.range(0, cut), g.range(0, cut), first.range(0, cut), second.range(0, cut), left.data(),
-                             3, adam(true, update));
-    cpu.backend->adam_update(w.range(cut, rest), g.range(cut, rest), first.range(cut, rest), second.range(cut, rest),
-                             right.data(), 2, adam(true, update));
+    cpu.backend->adam_update(w.range(0, cut), Tensor(), g.range(0, cut), first.range(0, cut), second.range(0, cut),
+                             left.data(), 3, adam(true, update));
+    cpu.backend->adam_update(w.range(cut, rest), Tensor(), g.range(cut, rest), first.range(cut, rest),
+                             second.range(cut, rest), right.data(), 2, adam(true, update));
   }
   CHECK(same_bits(whole.w, parts.w));
 }
@@ -296,12 +296,15 @@ TEST_CASE("optimizer updates refuse what does not belong together") {
   const UpdateSegment* segments = kSegments.data();
   const UpdateSegment outside = {kElements - 1, 2, true};
   Backend& backend = *cpu.backend;
-  CHECK_THROWS_AS(backend.sgd_update(run.w, grads, Tensor(), segments, kCount, sgd(0.9, false, 1)), Error);
-  CHECK_THROWS_AS(backend.sgd_update(run.w, grads, Tensor(), segments, kCount, sgd(0.0, true, 1)), Error);
-  CHECK_THROWS_AS(backend.sgd_update(run.w, grads64, run.first, segments, kCount, sgd(0.9, false, 1)), Error);
-  CHECK_THROWS_AS(backend.adam_update(run.w, grads, run.first, shorter, segments, kCount, adam(true, 1)), Error);
-  CHECK_THROWS_AS(backend.adam_update(run.w, grads, run.first, run.second, segments, kCount, adam(true, 0)), Error);
-  CHECK_THROWS_AS(backend.adam_update(run.w, grads, run.first, run.second, &outside, 1, adam(true, 1)), Error);
+  CHECK_THROWS_AS(backend.sgd_update(run.w, Tensor(), grads, Tensor(), segments, kCount, sgd(0.9, false, 1)), Error);
+  CHECK_THROWS_AS(backend.sgd_update(run.w, Tensor(), grads, Tensor(), segments, kCount, sgd(0.0, true, 1)), Error);
+  CHECK_THROWS_AS(backend.sgd_update(run.w, Tensor(), grads64, run.first, segments, kCount, sgd(0.9, false, 1)), Error);
+  CHECK_THROWS_AS(backend.adam_update(run.w, Tensor(), grads, run.first, shorter, segments, kCount, adam(true, 1)),
+                  Error);
+  CHECK_THROWS_AS(backend.adam_update(run.w, Tensor(), grads, run.first, run.second, segments, kCount, adam(true, 0)),
+                  Error);
+  CHECK_THROWS_AS(backend.adam_update(run.w, Tensor(), grads, run.first, run.second, &outside, 1, adam(true, 1)),
+                  Error);
   CHECK_THROWS_AS(
       backend.lamb_direction(shorter, run.norms, run.w, grads, run.first, run.second, segments, kCount, adam(true, 1)),
       Error);
@@ -309,7 +312,7 @@ TEST_CASE("optimizer updates refuse what does not belong together") {
     CHECK_THROWS_AS(
         backend.lamb_direction(grads, *norms, run.w, grads, run.first, run.second, segments, kCount, adam(true, 1)),
         Error);
-    CHECK_THROWS_AS(backend.lamb_apply(run.w, grads, *norms, segments, kCount, 0.1), Error);
+    CHECK_THROWS_AS(backend.lamb_apply(run.w, Tensor(), grads, *norms, segments, kCount, 0.1), Error);
   }
   CHECK(same_bits(run.w, random_tensor(DType::fp32, {kElements}, 1)));  // nothing was touched on the way
 }

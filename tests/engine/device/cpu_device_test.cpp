@@ -1,8 +1,10 @@
 #include "engine/device/cpu_device.h"
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include <unistd.h>
 
@@ -40,6 +42,19 @@ TEST_CASE("this machine has a name and some memory") {
   CHECK(device->info().threads == 3);
   CHECK(device->info().uuid.empty());
   CHECK(device->memory_limit_bytes() == device->info().memory_bytes);
+  CHECK(device->used_bytes() > 1 << 20);
+  CHECK(device->state().empty());
+}
+
+TEST_CASE("the stopwatch of a CPU runs with the host's clock") {
+  const auto device = make_cpu_device({});
+  const auto stopwatch = device->make_stopwatch();
+  const std::int64_t first = stopwatch->mark();
+  CHECK(stopwatch->seconds(first, first) == 0.0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const std::int64_t second = stopwatch->mark();
+  CHECK(stopwatch->seconds(first, second) >= 0.005);
+  CHECK(stopwatch->seconds(first, second) < 5.0);
 }
 
 TEST_CASE("the processor's name") {

@@ -87,7 +87,7 @@ TEST_CASE("statistics are kept in fp32 at least") {
       vectors += is_statistics ? 1 : 0;
     }
     CHECK(vectors == 5);  // mean and deviation of two norms, log-sum-exp of the scores
-    for (const TensorSpec& spec : LayerFactory().loss("loss")->saved_specs({2, 5, 13}, compute)) {
+    for (const TensorSpec& spec : LayerFactory().loss("loss", 13)->saved_specs({2, 5, 13}, compute)) {
       CHECK(spec.dtype == statistics);
     }
   }

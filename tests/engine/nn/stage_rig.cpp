@@ -47,7 +47,7 @@ TinyModel tiny_gpt(double dropout) {
     }
     layers.push_back(factory.layernorm("ln_f", 8));
     layers.push_back(factory.lm_head("lm_head", 8, 13, "wte.weight"));
-    layers.push_back(factory.loss("loss"));
+    layers.push_back(factory.loss("loss", 13));
     return layers;
   };
   return model;
@@ -84,7 +84,7 @@ TinyModel tiny_vgg(double dropout) {
     layers.push_back(linear("classifier.0", 20, 9, Activation::relu));
     layers.push_back(factory.dropout("classifier.2", dropout));
     layers.push_back(linear("classifier.3", 9, 5, Activation::none));
-    layers.push_back(factory.loss("loss"));
+    layers.push_back(factory.loss("loss", 5));
     return layers;
   };
   return model;
@@ -106,7 +106,7 @@ TinyModel tiny_mlp() {
     layers.push_back(factory.linear("first", first));
     layers.push_back(factory.layernorm("norm", 7));
     layers.push_back(factory.linear("second", second));
-    layers.push_back(factory.loss("loss"));
+    layers.push_back(factory.loss("loss", 4));
     return layers;
   };
   return model;

@@ -29,10 +29,48 @@ TEST_CASE("an epoch's line is spelled as documented") {
              ContainsSubstring(R"("memory_peak_bytes":{"parameters":{"min":1047552,"mean":1048064,"max":1048576})"));
   CHECK_THAT(
       line, ContainsSubstring(R"("total":{"min":20971520,"mean":23068672,"max":25165824}},"memory_predicted_bytes":)"));
-  CHECK_THAT(line, ContainsSubstring(R"("total":29360135},"device_memory_used_bytes":33554432)"));
+  CHECK_THAT(line,
+             ContainsSubstring(R"("total":29360135},"device_memory_used_bytes":33554432,"library_bytes":4194304)"));
   CHECK_THAT(
       line, ContainsSubstring(R"("dp.all_reduce":{"calls":200,"bytes":123456789012345,"busy_s":1.5,"exposed_s":0.5})"));
   CHECK_THAT(line, EndsWith(R"(,"extrapolated":false})"));
+}
+
+TEST_CASE("what is not known is absent, and what older records lack is no mistake") {
+  EpochRecord epoch = sample_epoch(0);
+  CHECK_THAT(to_json_line(epoch), ContainsSubstring(R"("flops_per_s":1500000000000.0,"mfu":0.375,"train_loss":)"));
+  epoch.mfu.reset();
+  std::string line = to_json_line(epoch);
+  CHECK_THAT(line, ContainsSubstring(R"("flops_per_s":1500000000000.0,"train_loss":)"));
+  const std::string library = R"("library_bytes":4194304,)";
+  line.erase(line.find(library), library.size());
+  const EpochRecord old_epoch = epoch_from_json_line(line);
+  CHECK_FALSE(old_epoch.mfu.has_value());
+  CHECK(old_epoch.library_bytes == 0);
+
+  RunDocument document{sample_run(1), RunStatus::running, "", "", 0, {}};
+  CHECK_THAT(to_json(document), ContainsSubstring("\"peak_flops_per_s\": 4000000000000.0,"));
+  document.run.peak_flops_per_s.reset();
+  document.run.ranks[1].gpu_start = document.run.ranks[1].gpu_end = {};
+  std::string text = to_json(document);
+  CHECK(text.find("peak_flops_per_s") == std::string::npos);
+  CHECK(text.find("\"gpu\"") == std::string::npos);
+  const std::string formula = "  \"flops_formula\": \"6 N T\",\n";
+  text.erase(text.find(formula), formula.size());
+  const RunDocument old_run = run_from_json(text);
+  CHECK(old_run.run.flops_formula.empty());
+  CHECK_FALSE(old_run.run.peak_flops_per_s.has_value());
+  CHECK(old_run.run.ranks[1].gpu_end.empty());
+}
+
+TEST_CASE("what the driver said survives, and what it did not say stays unsaid") {
+  const DeviceState state = {1755.0, 698.25, {}, "none", 2097152};
+  const std::string text = to_json(state);
+  CHECK(text == R"({"sm_clock_mhz":1755.0,"power_w":698.25,"throttle":"none","memory_used_bytes":2097152})");
+  CHECK(to_json(device_state_from_json(text)) == text);
+  CHECK(to_json(DeviceState()) == "{}");
+  CHECK(device_state_from_json("{}").empty());
+  CHECK_THROWS_WITH(device_state_from_json(R"({"throttle":4})"), ContainsSubstring("gpu.throttle"));
 }
 
 TEST_CASE("what is not a finite number is a word, and is read back") {
@@ -74,7 +112,9 @@ TEST_CASE("run.json survives the way out and back") {
   CHECK(to_json(back) == text);
   CHECK(back.status == RunStatus::interrupted);
   CHECK(back.run.command == document.run.command);
-  CHECK(back.run.ranks.size() == 2);
+  REQUIRE(back.run.ranks.size() == 2);
+  CHECK(back.run.ranks[0].gpu_end.empty());
+  CHECK(back.run.ranks[1].gpu_end.throttle == "power cap, software thermal slowdown");
   CHECK(back.resumes.front().first_epoch == 1);
 }
 

@@ -1,6 +1,9 @@
 #include "engine/record/recorder.h"
 
+#include <algorithm>
 #include <limits>
+#include <memory>
+#include <utility>
 
 #include "engine/base/error.h"
 #include "tests/support/catch.h"
@@ -8,6 +11,26 @@
 using namespace pdl;
 
 namespace {
+
+/// A device that falls behind the host as far as a test lets it. It knows no more marks than it has to.
+class LateWatch final : public Stopwatch {
+ public:
+  std::int64_t mark() override {
+    times_.push_back(0.25 * static_cast<double>(times_.size()));
+    return static_cast<std::int64_t>(times_.size()) - 1;
+  }
+  double seconds(std::int64_t from, std::int64_t to) override {
+    REQUIRE(from <= to);
+    REQUIRE(from >= static_cast<std::int64_t>(times_.size()) - kRemembered);
+    latest_read = std::max(latest_read, to);
+    return times_.at(static_cast<std::size_t>(to)) - times_.at(static_cast<std::size_t>(from));
+  }
+  std::int64_t marks() const { return static_cast<std::int64_t>(times_.size()); }
+  std::int64_t latest_read = -1;
+
+ private:
+  std::vector<double> times_;
+};
 
 /// A clock that a test moves.
 struct HandClock {
@@ -35,6 +58,7 @@ RankEpoch sample_rank(double scale) {
   epoch.memory_predicted.bytes = {10, 20, 30, 40, 50, 60, static_cast<std::int64_t>(70 * scale)};
   epoch.memory_peak_total = 9007199254740991;  // the largest count that a double holds exactly
   epoch.device_memory_used = static_cast<std::int64_t>(1000 * scale);
+  epoch.library_bytes = static_cast<std::int64_t>(200 * scale);
   epoch.comm["dp.all_reduce"] = {4, 1024, 0.5 * scale, 0.125 * scale};
   return epoch;
 }
@@ -117,6 +141,32 @@ TEST_CASE("steps that overlap last from one end to the next") {
   CHECK(clock.epoch_end().step_ms == std::vector<double>{2000.0, 1500.0, 1250.0});
 }
 
+TEST_CASE("times are read long after they were marked, and none is lost in a long epoch") {
+  auto owned = std::make_unique<LateWatch>();
+  const LateWatch& watch = *owned;
+  PhaseClock clock(0, std::move(owned));
+  clock.epoch_begin();
+  constexpr int kSteps = 700;
+  for (int step = 0; step < kSteps; ++step) {
+    clock.step_begin();
+    const int micro_batches = step == 300 ? 5000 : 3;  // more marks within a step than a stopwatch remembers
+    for (int i = 0; i < micro_batches; ++i) {
+      clock.phase(Phase::forward);
+      clock.phase(Phase::backward);
+    }
+    clock.step_end(step_of(1));
+    CHECK(watch.latest_read < std::max<std::int64_t>(0, watch.marks() - 1000));
+  }
+  const RankEpoch epoch = clock.epoch_end();
+  CHECK(watch.latest_read == watch.marks() - 1);
+  REQUIRE(epoch.step_ms.size() == kSteps);
+  CHECK(epoch.step_ms[299] == 7 * 250.0);
+  CHECK(epoch.step_ms[300] == 10001 * 250.0);
+  CHECK(epoch.step_ms[301] == 7 * 250.0);
+  CHECK(epoch.phase(Phase::backward) == 0.25 * (699 * 3 + 5000));
+  CHECK(epoch.train_s == 0.25 * static_cast<double>(watch.marks() - 1));
+}
+
 TEST_CASE("an encoded epoch decodes to itself, padding or not") {
   RankEpoch epoch = sample_rank(1.5);
   epoch.comm["tp.all_gather"] = {1, 1234567890123, 0.25, std::numeric_limits<double>::infinity()};
@@ -133,6 +183,7 @@ TEST_CASE("an encoded epoch decodes to itself, padding or not") {
   CHECK(back.memory_predicted.bytes == epoch.memory_predicted.bytes);
   CHECK(back.memory_peak_total == epoch.memory_peak_total);
   CHECK(back.device_memory_used == 1500);
+  CHECK(back.library_bytes == 300);
   REQUIRE(back.comm.size() == 2);
   CHECK(back.comm.at("tp.all_gather").bytes == 1234567890123);
   CHECK(back.comm.at("dp.all_reduce").calls == 4);
@@ -186,6 +237,10 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   CHECK(record.comm.at("pp.recv").exposed_s == Approx(0.5));
   CHECK(record.memory_predicted_bytes.total() == 210 + 210);
   CHECK(record.device_memory_used_bytes == 3000);
+  CHECK(record.library_bytes == 600);
+  CHECK_FALSE(record.mfu.has_value());
+  facts.peak_flops_per_s = 5e12;
+  CHECK(merge(ranks, facts).mfu.value() == Approx(1e9 * 96 / 0.77 / 5e12));
   CHECK(record.memory_peak_bytes[6].max == 7.0);
 }
 

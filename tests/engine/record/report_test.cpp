@@ -21,6 +21,7 @@ void write_run(const std::string& directory, const RunRecord& run, std::int64_t 
   writer.begin(run);
   for (std::int64_t epoch = 0; epoch < epochs; ++epoch) {
     EpochRecord record = sample_epoch(epoch);
+    if (!run.peak_flops_per_s) record.mfu.reset();
     if (run.model.starts_with("vgg")) {
       record.tokens = 0;
       record.tokens_per_s = 0.0;
@@ -40,6 +41,7 @@ void write_three_runs(const std::string& directory) {
   vision.engine = "ddp";
   vision.model = "vgg11";
   vision.synthetic_data = true;
+  vision.peak_flops_per_s.reset();
   write_run(directory + "/b", vision, 1, RunStatus::success);
   RunRecord diverged = sample_run(3);
   diverged.name = "too fast";
@@ -54,20 +56,31 @@ TEST_CASE("the table shows speed only for runs that succeeded") {
   const Report report = make_report({directory.path()});
   CHECK(report.warnings.empty());
   const std::string expected =
-      "run             engine  model      ranks  dtype  comm  epochs  status    step ms        speed  s/epoch  "
+      "run             engine  model      ranks  dtype  comm  epochs  status    step ms        speed    mfu  s/epoch  "
       "validation        peak memory  predicted  exposed comm\n"
-      "--------------  ------  ---------  -----  -----  ----  ------  --------  -------  -----------  -------  "
+      "--------------  ------  ---------  -----  -----  ----  ------  --------  -------  -----------  -----  -------  "
       "----------------  -----------  ---------  ------------\n"
-      "sample          zero    gpt2-tiny      2  fp32   mpi      2/2  success     100.5  40704 tok/s    12.50  "
+      "sample          zero    gpt2-tiny      2  fp32   mpi      2/2  success     100.5  40704 tok/s  37.5%    12.50  "
       "perplexity 25.75     24.0 MiB   28.0 MiB         7.41%\n"
-      "vision, small*  ddp     vgg11          2  fp32   mpi      1/1  success     100.5  318.0 smp/s   12.50~  "
+      "vision, small*  ddp     vgg11          2  fp32   mpi      1/1  success     100.5  318.0 smp/s      -   12.50~  "
       "accuracy 0.6125      24.0 MiB   28.0 MiB         7.41%\n"
-      "too fast        zero    gpt2-tiny      2  fp32   mpi      1/3  diverged        -            -        -  "
+      "too fast        zero    gpt2-tiny      2  fp32   mpi      1/3  diverged        -            -      -        -  "
       "perplexity 25.75     24.0 MiB   28.0 MiB             -\n"
       "too fast: loss is nan in epoch 1, step 7\n"
       "* synthetic data\n"
       "~ extrapolated from part of an epoch\n";
   CHECK(format_report(report, ReportFormat::table) == expected);
+}
+
+TEST_CASE("the table has no column for the share of the peak when no run's peak is known") {
+  const TemporaryDirectory directory;
+  RunRecord run = sample_run(1);
+  run.peak_flops_per_s.reset();
+  write_run(directory / "a", run, 1, RunStatus::success);
+  const std::string table = format_report(make_report({directory.path()}), ReportFormat::table);
+  CHECK(table.find("mfu") == std::string::npos);
+  CHECK_THAT(table, ContainsSubstring("speed  s/epoch  validation"));
+  CHECK_THAT(table, ContainsSubstring("40704 tok/s    12.50  perplexity 25.75"));
 }
 
 TEST_CASE("csv has one line a run, units in its names and nothing where nothing was measured") {
@@ -77,16 +90,17 @@ TEST_CASE("csv has one line a run, units in its names and nothing where nothing 
   const std::string root = directory.path();
   const std::string expected =
       "directory,run,engine,model,ranks,dtype,comm,data,synthetic_data,epochs,epochs_planned,status,reason,step_ms,"
-      "samples_per_s,tokens_per_s,epoch_s,extrapolated,val_metric_name,val_metric,memory_peak_bytes,"
-      "memory_predicted_bytes,comm_exposed_share\n" +
+      "samples_per_s,tokens_per_s,mfu,epoch_s,extrapolated,val_metric_name,val_metric,memory_peak_bytes,"
+      "memory_predicted_bytes,device_memory_used_bytes,library_bytes,comm_exposed_share\n" +
       root +
-      "/a,sample,zero,gpt2-tiny,2,fp32,mpi,kjv,false,2,2,success,,100.5,318.0,40704.0,12.5,false,perplexity,25.75," +
-      "25165824.0,29360135.0,0.07407407407407407\n" + root +
-      "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,kjv,true,1,1,success,,100.5,318.0,,12.5,true,accuracy,0.6125,"
-      "25165824.0,29360135.0,0.07407407407407407\n" +
+      "/a,sample,zero,gpt2-tiny,2,fp32,mpi,kjv,false,2,2,success,,100.5,318.0,40704.0,0.375,12.5,false,perplexity,25."
+      "75," +
+      "25165824.0,29360135.0,33554432.0,4194304.0,0.07407407407407407\n" + root +
+      "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,kjv,true,1,1,success,,100.5,318.0,,,12.5,true,accuracy,0.6125,"
+      "25165824.0,29360135.0,33554432.0,4194304.0,0.07407407407407407\n" +
       root +
-      "/c,too fast,zero,gpt2-tiny,2,fp32,mpi,kjv,false,1,3,diverged,\"loss is nan in epoch 1, step 7\",,,,,false,"
-      "perplexity,25.75,25165824.0,29360135.0,\n";
+      "/c,too fast,zero,gpt2-tiny,2,fp32,mpi,kjv,false,1,3,diverged,\"loss is nan in epoch 1, step 7\",,,,,,false,"
+      "perplexity,25.75,25165824.0,29360135.0,33554432.0,4194304.0,\n";
   CHECK(csv == expected);
 }
 

@@ -64,6 +64,7 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
   record.samples_per_s = 318.0;
   record.tokens_per_s = 40704.0;
   record.flops_per_s = 1.5e12;
+  record.mfu = 0.375;
   record.train_loss = 3.5 - shift;
   record.val_loss = 3.25 - shift;
   record.val_metric_name = "perplexity";
@@ -77,6 +78,7 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
   }
   record.memory_peak_total_bytes = {20971520, 23068672, 25165824};
   record.device_memory_used_bytes = 33554432;
+  record.library_bytes = 4194304;
   record.comm["dp.all_reduce"] = {200, 123456789012345, 1.5, 0.5};
   record.comm["world.broadcast"] = {1, 64, 0.001, 0.0005};
   return record;
@@ -96,6 +98,10 @@ inline RunRecord sample_run(std::int64_t epochs_planned) {
   run.environment = {{"OMP_NUM_THREADS", "1"}};
   run.data = {{"name", "kjv"}, {"identity", "fnv:1"}};
   run.ranks = {{0, 0, "node1", "cpu", "", 1}, {1, 1, "node1", "cpu", "", 1}};
+  run.ranks[1].gpu_start = {210.0, 75.5, 31.0, "idle", 1048576};
+  run.ranks[1].gpu_end = {1755.0, 698.25, 66.0, "power cap, software thermal slowdown", 2097152};
+  run.flops_formula = "6 N T";
+  run.peak_flops_per_s = 4e12;
   run.epochs_planned = epochs_planned;
   run.dp = 2;
   run.comm = "mpi";

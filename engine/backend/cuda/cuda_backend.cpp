@@ -1,0 +1,37 @@
+#include "engine/backend/cuda/cuda_backend.h"
+
+#include <cublasLt.h>
+#include <cudnn.h>
+
+#include "engine/backend/cuda/cublaslt.h"
+#include "engine/backend/cuda/cudnn_graph.h"
+#include "engine/backend/cuda/sdpa.h"
+#include "engine/backend/cuda/segment_tables.h"
+
+namespace pdl {
+
+CudaBackend::CudaBackend(Device& device, const BackendOptions& options)
+    : device_(device),
+      options_(options),
+      stream_(native_stream(device.compute_stream())),
+      scratch_(device),
+      gemm_(std::make_unique<cuda::Gemm>(device, options)),
+      cudnn_(std::make_unique<cuda::CudnnGraphs>(options)),
+      sdpa_(std::make_unique<cuda::SdpaPlans>(options)),
+      segments_(std::make_unique<cuda::SegmentTables>(device)) {}
+
+CudaBackend::~CudaBackend() = default;
+
+std::string CudaBackend::library() const {
+  int runtime = 0;
+  PDL_CUDA(cudaRuntimeGetVersion(&runtime));
+  const std::size_t cublas = cublasLtGetVersion(), cudnn = cudnnGetVersion();
+  return str("CUDA ", runtime / 1000, ".", runtime % 1000 / 10, ", cuBLASLt ", cublas / 10000, ".", cublas / 100 % 100,
+             ".", cublas % 100, ", cuDNN ", cudnn / 10000, ".", cudnn / 100 % 100, ".", cudnn % 100);
+}
+
+std::unique_ptr<Backend> make_cuda_backend(Device& device, const BackendOptions& options) {
+  return std::make_unique<CudaBackend>(device, options);
+}
+
+}  // namespace pdl

@@ -1,0 +1,219 @@
+// Activations' gradients, dropout and residual sums, element by element: each thread moves one 16-byte vector. A mask
+// is computed where it is used and never stored.
+
+#include "engine/backend/cuda/cuda_backend.h"
+#include "engine/backend/cuda/gelu.cuh"
+#include "engine/backend/cuda/kernel_tools.cuh"
+
+namespace pdl {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// ------------------------------------------------------------------------------------------------------ device helpers
+template <typename T, Activation kActivation>
+__device__ float activation_gradient(float dy, float saved) {
+  if constexpr (kActivation == Activation::relu) {
+    return saved > 0.0f ? dy : 0.0f;
+  } else {
+    return dy * gelu_tanh_derivative<T>(saved);
+  }
+}
+
+// This thread's elements of a range: [first, first + count), count <= kWidth, less than kWidth only at the end.
+template <int kWidth>
+struct Piece {
+  __device__ explicit Piece(std::int64_t elements)
+      : first((std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth),
+        count(static_cast<int>(min(static_cast<std::int64_t>(kWidth), elements - first))) {}
+
+  template <typename T>
+  __device__ void load(float (&to)[kWidth], const T* from) const {
+    if (count == kWidth) return load_floats(to, from + first);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) to[i] = i < count ? to_float(from[first + i]) : 0.0f;
+  }
+  template <typename T>
+  __device__ void store(T* to, const float (&from)[kWidth]) const {
+    if (count == kWidth) return store_floats(to + first, from);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      if (i < count) to[first + i] = from_float<T>(from[i]);
+    }
+  }
+
+  std::int64_t first;
+  int count;
+};
+
+// Where the vectors of a tensor lie in the samples that dropout counts in: rows of `per_row` vectors, parts of rows of
+// full_width elements. Lengths are in vectors of kWidth elements.
+template <int kWidth>
+struct MaskedTensor {
+  using Index = VectorIndex<kWidth>;
+
+  __device__ void scales(float (&to)[kWidth], Index vector) const {
+    const Index sample = vector / per_sample, inside = vector - sample * per_sample;
+    const Index row = per_row == per_sample ? Index{0} : inside / per_row;
+    const std::int64_t column = static_cast<std::int64_t>(inside - row * per_row) * kWidth;
+    mask.scales(to, mask.sample_ids[sample], static_cast<std::int64_t>(row) * full_width + first_column + column);
+  }
+
+  DropoutMask mask;
+  Index per_sample, per_row;
+  std::int64_t full_width, first_column;
+};
+
+// ------------------------------------------------------------------------------------------------------------- kernels
+// Outputs may be inputs: each thread reads its elements before it writes them, and no pointer is declared unaliased.
+template <typename T, int kWidth, Activation kActivation>
+__global__ void __launch_bounds__(kThreads)
+    activation_gradients(T* dx, const T* dy, const T* saved, std::int64_t elements) {
+  const Piece<kWidth> piece(elements);
+  if (piece.count <= 0) return;
+  float gradient[kWidth], kept[kWidth];
+  piece.load(gradient, dy);
+  piece.load(kept, saved);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) gradient[i] = activation_gradient<T, kActivation>(gradient[i], kept[i]);
+  piece.store(dx, gradient);
+}
+
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads) sums(T* y, const T* a, const T* b, std::int64_t elements) {
+  const Piece<kWidth> piece(elements);
+  if (piece.count <= 0) return;
+  float sum[kWidth], other[kWidth];
+  piece.load(sum, a);
+  piece.load(other, b);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sum[i] += other[i];
+  piece.store(y, sum);
+}
+
+// y = mask x / (1 - rate), plus residual when there is one.
+template <typename T, int kWidth, bool kResidual>
+__global__ void __launch_bounds__(kThreads)
+    dropped(T* y, const T* residual, const T* x, MaskedTensor<kWidth> place, std::int64_t vectors) {
+  const std::int64_t vector = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (vector >= vectors) return;
+  float value[kWidth], base[kWidth], scale[kWidth];
+  load_floats(value, x + vector * kWidth);
+  if constexpr (kResidual) load_floats(base, residual + vector * kWidth);
+  place.scales(scale, static_cast<VectorIndex<kWidth>>(vector));
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    value[i] *= scale[i];
+    if constexpr (kResidual) value[i] += base[i];
+  }
+  store_floats(y + vector * kWidth, value);
+}
+
+// ----------------------------------------------------------------------------------------------------------- launchers
+void check_alike(const Tensor& y, const Tensor& x, const char* what) {
+  PDL_CHECK(y.dtype() == x.dtype() && y.elements() == x.elements(), what, " ", name_of(x.dtype()), " ",
+            x.shape().to_string(), " for ", name_of(y.dtype()), " ", y.shape().to_string());
+}
+
+// Rows of the samples of a dropout, in elements.
+struct MaskedRows {
+  MaskedRows(const DropoutKey& key, std::int64_t elements) {
+    PDL_CHECK(key.samples > 0 && elements % key.samples == 0, elements, " elements of ", key.samples, " samples");
+    PDL_CHECK(key.sample_ids != nullptr, "dropout needs the samples' ids");
+    const bool whole = key.local_width == 0;
+    per_sample = elements / key.samples;
+    width = whole ? per_sample : key.local_width;
+    full_width = whole ? per_sample : key.full_width;
+    first_column = whole ? 0 : key.first_column;
+    PDL_CHECK(width > 0 && per_sample % width == 0, "rows of ", width, " in samples of ", per_sample);
+    PDL_CHECK(whole || (first_column >= 0 && first_column + width <= full_width), "columns ", first_column, "+", width,
+              " of ", full_width);
+  }
+  // Whether each vector of so many elements lies in one row and starts where four random words start. What only has one
+  // row need not have rows of whole words.
+  bool fits(std::int64_t vector) const {
+    return width % vector == 0 && first_column % 4 == 0 && (width == per_sample || full_width % 4 == 0);
+  }
+  std::int64_t per_sample = 0, width = 0, full_width = 0, first_column = 0;
+};
+
+template <typename T>
+void launch_dropped(T* y, const T* residual, const T* x, std::int64_t elements, const DropoutKey& key,
+                    cudaStream_t stream) {
+  const DropoutMask mask(key);
+  const MaskedRows rows(key, elements);
+  const bool vectors = aligned_to_vectors(y, residual, x) && fits_vectors<T>(elements) && rows.fits(kVectorWidth<T>);
+  with_vector_width<T>(vectors, [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    using Index = VectorIndex<kWidth>;
+    const MaskedTensor<kWidth> place = {.mask = mask,
+                                        .per_sample = static_cast<Index>(rows.per_sample / kWidth),
+                                        .per_row = static_cast<Index>(rows.width / kWidth),
+                                        .full_width = rows.full_width,
+                                        .first_column = rows.first_column};
+    const std::int64_t count = elements / kWidth;
+    const unsigned blocks = blocks_for(count, kThreads);
+    if (residual == nullptr) {
+      dropped<T, kWidth, false><<<blocks, kThreads, 0, stream>>>(y, residual, x, place, count);
+    } else {
+      dropped<T, kWidth, true><<<blocks, kThreads, 0, stream>>>(y, residual, x, place, count);
+    }
+    check_launch("dropped");
+  });
+}
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) {
+  using namespace cuda;
+  check_alike(dx, dy, "dy");
+  if (activation == Activation::none) return copy(dx, dy);
+  check_alike(dx, saved, "saved");
+  with_compute_type(dx.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    T *const to = pointer<T>(dx), *const from = pointer<T>(dy), *const kept = pointer<T>(saved);
+    with_vector_width<T>(aligned_to_vectors(to, from, kept), [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const std::int64_t elements = dx.elements();
+      const unsigned blocks = blocks_for(elements, kThreads * kWidth);
+      if (activation == Activation::relu) {
+        activation_gradients<T, kWidth, Activation::relu><<<blocks, kThreads, 0, stream_>>>(to, from, kept, elements);
+      } else {
+        activation_gradients<T, kWidth, Activation::gelu_tanh>
+            <<<blocks, kThreads, 0, stream_>>>(to, from, kept, elements);
+      }
+      check_launch("activation_gradients");
+    });
+  });
+}
+
+void CudaBackend::dropout(Tensor y, Tensor x, const DropoutKey& key) {
+  using namespace cuda;
+  check_alike(y, x, "x");
+  if (key.rate == 0.0) return copy(y, x);
+  with_compute_type(y.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    launch_dropped<T>(pointer<T>(y), nullptr, pointer<T>(x), y.elements(), key, stream_);
+  });
+}
+
+void CudaBackend::residual_add(Tensor y, Tensor residual, Tensor x, const DropoutKey& key) {
+  using namespace cuda;
+  check_alike(y, residual, "residual");
+  check_alike(y, x, "x");
+  with_compute_type(y.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    T *const to = pointer<T>(y), *const base = pointer<T>(residual), *const from = pointer<T>(x);
+    if (key.rate != 0.0) return launch_dropped<T>(to, base, from, y.elements(), key, stream_);
+    with_vector_width<T>(aligned_to_vectors(to, base, from), [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const std::int64_t elements = y.elements();
+      sums<T, kWidth><<<blocks_for(elements, kThreads * kWidth), kThreads, 0, stream_>>>(to, base, from, elements);
+      check_launch("sums");
+    });
+  });
+}
+
+}  // namespace pdl

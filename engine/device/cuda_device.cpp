@@ -1,0 +1,237 @@
+#include "engine/device/cuda_device.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "engine/device/cuda_nvml.h"
+
+namespace pdl {
+namespace {
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent() { PDL_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  ~CudaEvent() override { cudaEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaStream final : public Stream {
+ public:
+  explicit CudaStream(bool high_priority) {
+    int lowest = 0, highest = 0;
+    PDL_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    PDL_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high_priority ? highest : lowest));
+  }
+  ~CudaStream() override { cudaStreamDestroy(stream_); }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
+  void record(Event& event) override { PDL_CUDA(cudaEventRecord(static_cast<CudaEvent&>(event).get(), stream_)); }
+  void wait(const Event& event) override {
+    PDL_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(event).get(), 0));
+  }
+  void synchronize() override { PDL_CUDA(cudaStreamSynchronize(stream_)); }
+  void* native() const override { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// A ring of timed events. Each event's time is found from the one before: the runtime gives differences in single
+/// precision, exact enough between neighbours however long the whole run is.
+class CudaStopwatch final : public Stopwatch {
+ public:
+  explicit CudaStopwatch(cudaStream_t stream) : stream_(stream), times_s_(kRemembered, 0.0) {}
+  ~CudaStopwatch() override {
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+  CudaStopwatch(const CudaStopwatch&) = delete;
+  CudaStopwatch& operator=(const CudaStopwatch&) = delete;
+
+  std::int64_t mark() override {
+    // While work is recorded into a graph, nothing runs and no event of ours may get into the graph: time stands still.
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    PDL_CUDA(cudaStreamIsCapturing(stream_, &capture));
+    if (capture != cudaStreamCaptureStatusNone) {
+      PDL_CHECK(marks_ > 0, "the first mark lies inside a graph");
+      return marks_ - 1;
+    }
+    // The slot that comes next, and the one behind it, from which the next difference is taken, must have been read.
+    if (marks_ - timed_ >= kRemembered - 1) read_times(marks_ - kRemembered / 2);
+    if (marks_ < kRemembered) {
+      cudaEvent_t event = nullptr;
+      PDL_CUDA(cudaEventCreate(&event));
+      events_.push_back(event);
+    }
+    PDL_CUDA(cudaEventRecord(events_[slot(marks_)], stream_));
+    return marks_++;
+  }
+
+  double seconds(std::int64_t from, std::int64_t to) override {
+    PDL_CHECK(from <= to && to < marks_ && from >= std::max<std::int64_t>(0, marks_ - kRemembered), "time from mark ",
+              from, " to mark ", to, " of ", marks_);
+    read_times(to);
+    return times_s_[slot(to)] - times_s_[slot(from)];
+  }
+
+ private:
+  static std::size_t slot(std::int64_t mark) { return static_cast<std::size_t>(mark % kRemembered); }
+
+  /// Up to and including mark `last`; earlier ones have passed when it has.
+  void read_times(std::int64_t last) {
+    if (timed_ > last) return;
+    PDL_CUDA(cudaEventSynchronize(events_[slot(last)]));
+    for (; timed_ <= last; ++timed_) {
+      if (timed_ == 0) continue;  // the moment from which times count
+      float passed_ms = 0.0F;
+      PDL_CUDA(cudaEventElapsedTime(&passed_ms, events_[slot(timed_ - 1)], events_[slot(timed_)]));
+      times_s_[slot(timed_)] = times_s_[slot(timed_ - 1)] + static_cast<double>(passed_ms) * 1e-3;
+    }
+  }
+
+  cudaStream_t stream_;
+  std::vector<cudaEvent_t> events_;
+  std::vector<double> times_s_;
+  std::int64_t marks_ = 0, timed_ = 0;  // made; of these, read
+};
+
+std::string uuid_text(const cudaUUID_t& uuid) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char byte[4];
+    std::snprintf(byte, sizeof byte, "%02x", static_cast<unsigned>(static_cast<unsigned char>(uuid.bytes[i])));
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += "-";
+    text += byte;
+  }
+  return text;
+}
+
+DeviceInfo describe(int ordinal) {
+  cudaDeviceProp properties{};
+  PDL_CUDA(cudaGetDeviceProperties(&properties, ordinal));
+  return {.kind = "cuda",
+          .name = properties.name,
+          .uuid = uuid_text(properties.uuid),
+          .memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem),
+          .threads = 1};
+}
+
+/// Every Buffer is one cudaMalloc: all are taken before the second step, so there is nothing that a pool would save.
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(const DeviceOptions& options, const DeviceInfo& info)
+      : Device(options.memory_limit_bytes > 0 ? options.memory_limit_bytes : info.memory_bytes),
+        info_(info),
+        compute_(false) {}
+
+  DeviceInfo info() const override { return info_; }
+  Stream& compute_stream() override { return compute_; }
+  std::unique_ptr<Stream> make_stream(bool high_priority) override {
+    return std::make_unique<CudaStream>(high_priority);
+  }
+  std::unique_ptr<Stopwatch> make_stopwatch() override {
+    return std::make_unique<CudaStopwatch>(native_stream(compute_));
+  }
+  std::int64_t used_bytes() const override {
+    std::size_t available = 0, total = 0;
+    PDL_CUDA(cudaMemGetInfo(&available, &total));
+    return static_cast<std::int64_t>(total - available);
+  }
+  DeviceState state() override {
+    if (!nvml_) nvml_.emplace(info_.uuid);
+    return nvml_->state();
+  }
+
+  void copy(void* destination, const void* source, std::int64_t bytes, Stream& stream) override {
+    if (bytes <= 0 || destination == source) return;
+    PDL_CUDA(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
+                             native_stream(stream)));
+  }
+
+ protected:
+  void* raw_allocate(std::int64_t bytes) override {
+    void* data = nullptr;
+    const auto size = static_cast<std::size_t>(bytes > 0 ? bytes : 1);
+    const cudaError_t status = cudaMalloc(&data, size);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // it is told once, by the caller
+      return nullptr;
+    }
+    check_cuda(status, "cudaMalloc");
+    PDL_CUDA(cudaMemsetAsync(data, 0, size, native_stream(compute_)));
+    PDL_CUDA(cudaStreamSynchronize(native_stream(compute_)));
+    return data;
+  }
+  void raw_free(void* data, std::int64_t) noexcept override { cudaFree(data); }  // waits for work that still uses it
+  void* raw_allocate_host(std::int64_t bytes) override {
+    void* data = nullptr;
+    if (cudaMallocHost(&data, static_cast<std::size_t>(bytes > 0 ? bytes : 1)) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    return data;
+  }
+  void raw_free_host(void* data) noexcept override { cudaFreeHost(data); }
+
+ private:
+  DeviceInfo info_;
+  CudaStream compute_;
+  std::optional<Nvml> nvml_;  // opened when first asked for
+};
+
+}  // namespace
+
+void check_cuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  const bool memory = status == cudaErrorMemoryAllocation;
+  throw Error(str("CUDA: ", what, ": ", cudaGetErrorName(status), ", ", cudaGetErrorString(status)),
+              memory ? ExitCode::out_of_memory : ExitCode::internal);
+}
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
+  const int count = cuda_device_count();
+  if (count == 0) {
+    throw ConfigError(
+        "device \"cuda\" cannot be used: no GPU is visible here; use \"cpu\" or look at nvidia-smi and "
+        "CUDA_VISIBLE_DEVICES",
+        ExitCode::unsupported);
+  }
+  PDL_CHECK(options.ordinal >= 0 && options.ordinal < count, "GPU ", options.ordinal, " of ", count);
+  PDL_CUDA(cudaSetDevice(options.ordinal));
+  return std::make_unique<CudaDevice>(options, describe(options.ordinal));
+}
+
+CudaScratch::~CudaScratch() {
+  cudaFree(data_);
+  device_.add_library_bytes(-bytes_);
+}
+
+void* CudaScratch::get(std::int64_t bytes) {
+  if (bytes <= bytes_) return data_;
+  PDL_CUDA(cudaDeviceSynchronize());  // kernels may still work in the old piece
+  PDL_CUDA(cudaFree(data_));
+  device_.add_library_bytes(-bytes_);
+  data_ = nullptr;
+  bytes_ = 0;
+  PDL_CUDA(cudaMalloc(&data_, static_cast<std::size_t>(bytes)));
+  bytes_ = bytes;
+  device_.add_library_bytes(bytes_);
+  return data_;
+}
+
+}  // namespace pdl

@@ -1,0 +1,46 @@
+#pragma once
+// One NVIDIA GPU as a device: an arena, streams and events of the CUDA runtime. Only files below engine/backend/cuda
+// and engine/device/cuda_* see CUDA's headers.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "engine/device/device.h"
+
+namespace pdl {
+
+/// Throws Error, out_of_memory or internal, when `status` is not success. `what` is the call.
+void check_cuda(cudaError_t status, const char* what);
+#define PDL_CUDA(call) ::pdl::check_cuda((call), #call)
+
+inline cudaStream_t native_stream(const Stream& stream) { return static_cast<cudaStream_t>(stream.native()); }
+
+/// The GPU with number `options.ordinal` among those that this process sees. Throws ConfigError(unsupported) when there
+/// is none.
+std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
+
+/// GPUs that this process sees; 0 without a driver.
+int cuda_device_count();
+
+/// Device memory outside the arena that a library or a kernel works in. Grows when asked for more, which waits for the
+/// device: only first steps do. Its bytes are in Device::library_bytes().
+class CudaScratch {
+ public:
+  explicit CudaScratch(Device& device) : device_(device) {}
+  ~CudaScratch();
+  CudaScratch(const CudaScratch&) = delete;
+  CudaScratch& operator=(const CudaScratch&) = delete;
+
+  /// At least `bytes`, aligned to 256; contents are undefined. What an earlier call returned is gone.
+  void* get(std::int64_t bytes);
+
+ private:
+  Device& device_;
+  void* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace pdl
