@@ -6,6 +6,7 @@
 
 #include "parallel/comm/counting_communicator.h"
 #include "parallel/comm/rank_order.h"
+#include "parallel/comm/staged_communicator.h"
 #include "tests/mpi/ranks.h"
 #include "tests/support/catch.h"
 
@@ -318,4 +319,38 @@ TEST_CASE("counting on top of MPI") {
   CHECK(count.bytes == ring_bytes("all_reduce", ranks.size, 4000));
   CHECK(count.busy_s > 0.0);
   CHECK(values[999] == static_cast<float>(ranks.size));
+}
+
+TEST_CASE("every operation by way of host memory") {
+  Ranks ranks;
+  for (const bool deterministic : {false, true}) {
+    const std::shared_ptr<Device> host = make_device({.kind = "cpu"});
+    const auto group = make_staged_communicator(ranks.communicator(deterministic), host, *ranks.device);
+    CHECK(group->transport() == "mpi, host-staged");
+    for (int again = 0; again < 2; ++again) {  // the second time in buffers that are there
+      for (const std::int64_t count : {1, 64, 5000}) {
+        check_all_reduce<float>(ranks, *group, count, ReduceOp::sum, deterministic);
+        check_all_reduce<double>(ranks, *group, count, ReduceOp::max, true);
+      }
+      check_reductions(ranks, *group, 100, deterministic);
+      check_moves(ranks, *group, 100);
+      check_all_to_all(ranks, *group);
+    }
+    // Two operations at a time, waited for in the other order; messages round the ring; a group of its own.
+    std::vector<float> a = contributions<float>(ranks.rank, 10), b = contributions<float>(ranks.rank, 20);
+    Work first = group->all_reduce(tensor_of(a), ReduceOp::max, ranks.stream);
+    Work second = group->all_reduce(tensor_of(b), ReduceOp::max, ranks.stream);
+    second.wait(ranks.stream);
+    first.wait(ranks.stream);
+    CHECK(a == serially_reduced<float>(ranks.size, 10, ReduceOp::max));
+    CHECK(b == serially_reduced<float>(ranks.size, 20, ReduceOp::max));
+    const int before = (ranks.rank + ranks.size - 1) % ranks.size;
+    std::vector<float> out = contributions<float>(ranks.rank, 7), in(7, -1.0f);
+    Work sent = group->send(tensor_of(out), (ranks.rank + 1) % ranks.size, 3, ranks.stream);
+    group->recv(tensor_of(in), before, 3, ranks.stream).wait(ranks.stream);
+    sent.wait(ranks.stream);
+    CHECK(in == contributions<float>(before, 7));
+    const auto half = group->split(ranks.rank % 2, ranks.rank, "half");
+    CHECK(half->size() == (ranks.size + 1 - ranks.rank % 2) / 2);
+  }
 }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kWorkspaceBytes = std::int64_t{64} << 20;
 constexpr std::int64_t kAlignment = 16;  // what the fast kernels ask of pointers and pitches
-constexpr int kProposals = 12;
+constexpr int kProposals = 24;
 // Below this a product takes about as long as its launch, whatever the algorithm.
 constexpr double kWorthTiming = 1e8;
 

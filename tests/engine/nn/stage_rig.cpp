@@ -32,21 +32,21 @@ const std::string& name_in_model(const ParamSpec& spec) { return spec.tied_to.em
 
 }  // namespace
 
-TinyModel tiny_gpt(double dropout) {
+TinyModel tiny_gpt(double dropout, Recompute recompute, std::int64_t rows) {
   TinyModel model;
   model.input = {DType::int32, {5}};
   model.predictions = 5;
   model.outputs = 13;
-  model.build = [dropout](const LayerFactory& factory) {
+  model.build = [=](const LayerFactory& factory) {
     LayerList layers;
     layers.push_back(factory.embedding(
-        "embedding", {.vocabulary = 13, .positions = 7, .width = 8, .dropout = dropout, .init_stddev = 0.3}));
+        "embedding", {.vocabulary = rows, .positions = 7, .width = 8, .dropout = dropout, .init_stddev = 0.3}));
     for (const char* name : {"h.0", "h.1"}) {
-      layers.push_back(
-          make_transformer_block(name, {.width = 8, .heads = 2, .layers = 2, .dropout = dropout}, factory));
+      layers.push_back(make_transformer_block(
+          name, {.width = 8, .heads = 2, .layers = 2, .dropout = dropout, .recompute = recompute}, factory));
     }
     layers.push_back(factory.layernorm("ln_f", 8));
-    layers.push_back(factory.lm_head("lm_head", 8, 13, "wte.weight"));
+    layers.push_back(factory.lm_head("lm_head", 8, rows, "wte.weight"));
     layers.push_back(factory.loss("loss", 13));
     return layers;
   };
