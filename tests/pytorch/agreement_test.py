@@ -53,9 +53,8 @@ def weights_of(arrays):
     return {name[len("value."):]: torch.tensor(a, requires_grad=True) for name, a in arrays.items() if name.startswith("value.")}
 
 
-def gpt2_logits(w, tokens):
+def gpt2_logits(w, tokens, heads=2):
     """Pre-norm GPT-2 with a tied head; c_attn's rows are packed per head as [q, k, v]."""
-    heads = 2
     layers = 1 + max(int(m.group(1)) for m in (re.match(r"h\.(\d+)\.", name) for name in w) if m)
     batch, length = tokens.shape
     x = w["wte.weight"][tokens] + w["wpe.weight"][:length]

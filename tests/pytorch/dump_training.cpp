@@ -2,7 +2,9 @@
 //
 //   OUT/value.NAME.npy    initial weights            OUT/input.K.npy, OUT/target.K.npy   samples of step K
 //   OUT/logits.npy        of step 0                  OUT/grad.NAME.npy                   gradients of step 0
-//   OUT/losses.npy        loss of each step, as the serial engine trains
+//   OUT/losses.npy        loss of each step, as the configured engine trains on one rank
+//
+// Logits and gradients are written for runs on the CPU only: there they fit, and are of a type that NumPy knows.
 
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +23,28 @@ class LossList final : public Observer {
   std::vector<double> losses;
 };
 
-/// Forward and backward over the first global batch, layer by layer memory as any engine has it.
+/// Samples of every step and initial weights, all in host memory.
+void dump_inputs(const Experiment& experiment, const EpochPlan& plan, const std::string& out) {
+  const TrainingOptions& training = experiment.config.training;
+  DataLoader loader(*experiment.data.train, {.threads = 0, .prefetch = 1, .image_dtype = wide_dtype(training.dtype)},
+                    training.global_batch);
+  for (std::int64_t step = 0; step < plan.steps(); ++step) {
+    loader.push(plan.step_ids(step));
+    const HostBatch& host = loader.next();
+    write_npy(out + str("/input.", step, ".npy"), host.input);
+    write_npy(out + str("/target.", step, ".npy"), host.target);
+  }
+  const LayerList layers = experiment.model.build(LayerFactory());
+  const ParamStore store = make_param_store(layers, 0, static_cast<int>(layers.size()));
+  for (const Param& param : store.params()) {
+    std::vector<double> memory(static_cast<std::size_t>(param.count));  // room for either type
+    const Tensor values(memory.data(), wide_dtype(training.dtype), param.spec.shape());
+    fill_initial_values(values, param.spec, param.id, training.seed);
+    write_npy(out + "/value." + param.spec.name + ".npy", values);
+  }
+}
+
+/// Forward and backward over the first global batch on the CPU, layer by layer memory as any engine has it.
 void dump_first_step(const Experiment& experiment, const EpochPlan& plan, const std::string& out) {
   const TrainingOptions& training = experiment.config.training;
   const std::unique_ptr<Device> device = make_device({.kind = "cpu", .threads = 1});
@@ -38,35 +61,26 @@ void dump_first_step(const Experiment& experiment, const EpochPlan& plan, const 
 
   DataLoader loader(*experiment.data.train, {.threads = 0, .prefetch = 1, .image_dtype = training.dtype},
                     training.global_batch);
-  for (std::int64_t step = plan.steps(); step-- > 0;) {  // the last one read is step 0
-    loader.push(plan.step_ids(step));
-    const HostBatch& host = loader.next();
-    write_npy(out + str("/input.", step, ".npy"), host.input);
-    write_npy(out + str("/target.", step, ".npy"), host.target);
-    if (step > 0) continue;
-    MicroBatch batch;
-    batch.size = host.size;
-    batch.input = host.input;
-    batch.target = host.target;
-    batch.sample_ids = host.sample_ids;
-    batch.metrics = metrics.tensor(DType::fp64, {2});
-    batch.seed = training.seed;
-    batch.gradient_scale = 1.0 / static_cast<double>(host.size * experiment.model.predictions_per_sample);
-    for (std::size_t i = 0; i < store.params().size(); ++i) {
-      write_npy(out + "/value." + store.params()[i].spec.name + ".npy",
-                store.view(store.values(), static_cast<int>(i)));
-    }
-    Stage logits_stage(layers, 0, count - 1, experiment.model.sample_input, training.global_batch, training.dtype,
-                       *backend);
-    logits_stage.allocate(*device);
-    const Slot logits_slot = logits_stage.make_slot(*device);
-    write_npy(out + "/logits.npy", logits_stage.forward(store, store.values(), logits_slot, batch, batch.input, false));
-    std::vector<char> touched(store.params().size(), 0);
-    stage.forward(store, store.values(), slot, batch, batch.input, true);
-    stage.backward(store, store.values(), store.grads(), touched, slot, batch, batch.input, Tensor(), nullptr);
-    for (std::size_t i = 0; i < store.params().size(); ++i) {
-      write_npy(out + "/grad." + store.params()[i].spec.name + ".npy", store.view(store.grads(), static_cast<int>(i)));
-    }
+  loader.push(plan.step_ids(0));
+  const HostBatch& host = loader.next();
+  MicroBatch batch;
+  batch.size = host.size;
+  batch.input = host.input;
+  batch.target = host.target;
+  batch.sample_ids = host.sample_ids;
+  batch.metrics = metrics.tensor(DType::fp64, {2});
+  batch.seed = training.seed;
+  batch.gradient_scale = 1.0 / static_cast<double>(host.size * experiment.model.predictions_per_sample);
+  Stage logits_stage(layers, 0, count - 1, experiment.model.sample_input, training.global_batch, training.dtype,
+                     *backend);
+  logits_stage.allocate(*device);
+  const Slot logits_slot = logits_stage.make_slot(*device);
+  write_npy(out + "/logits.npy", logits_stage.forward(store, store.values(), logits_slot, batch, batch.input, false));
+  std::vector<char> touched(store.params().size(), 0);
+  stage.forward(store, store.values(), slot, batch, batch.input, true);
+  stage.backward(store, store.values(), store.grads(), touched, slot, batch, batch.input, Tensor(), nullptr);
+  for (std::size_t i = 0; i < store.params().size(); ++i) {
+    write_npy(out + "/grad." + store.params()[i].spec.name + ".npy", store.view(store.grads(), static_cast<int>(i)));
   }
 }
 
@@ -78,7 +92,8 @@ int dump(int argc, char** argv) {
       make_experiment(*world, argv[1], std::vector<std::string>(argv + 4, argv + argc));
   const TrainingOptions& training = experiment->config.training;
   const EpochPlan plan(experiment->data.train->size(), training.global_batch, training.seed, 0, true, false, steps);
-  dump_first_step(*experiment, plan, out);
+  dump_inputs(*experiment, plan, out);
+  if (experiment->config.device == "cpu") dump_first_step(*experiment, plan, out);
   experiment->engine->prepare();
   LossList losses;
   experiment->engine->run_epoch(plan, losses);
