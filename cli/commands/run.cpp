@@ -9,6 +9,7 @@
 #include "cli/checkpoint.h"
 #include "cli/commands/commands.h"
 #include "cli/experiment.h"
+#include "cli/memory_advice.h"
 #include "cli/progress.h"
 #include "cli/run_facts.h"
 #include "engine/record/run_writer.h"
@@ -118,16 +119,25 @@ void Run::announce_start(const Prediction& prediction) const {
 
 /// Before any memory is taken: what will not fit is refused with the table and the cheapest ways out.
 void Run::check_memory(const Prediction& prediction) const {
-  const std::int64_t share = experiment_->device->info().memory_bytes / world_.info().local_size;
+  // Ranks of a host share its memory, or take turns on its GPUs.
+  const DeviceInfo device = experiment_->device->info();
+  const int devices = device_count(device.kind), local = world_.info().local_size;
+  const std::int64_t share = device.memory_bytes / ((local + devices - 1) / devices);
   const std::int64_t available =
       experiment_->config.limits.memory_limit_mb > 0 ? experiment_->device->memory_limit_bytes() : share;
   if (available <= 0 || prediction.memory.total() <= available) return;
-  throw Error(str("a rank needs ", format_bytes(prediction.memory.total()), " and has ", format_bytes(available), "\n",
-                  memory_table(prediction.memory, nullptr),
-                  "  cheapest ways out: a smaller training.micro_batch_size (activations), an engine that shards or "
-                  "shares memory, "
-                  "more ranks, a smaller model"),
-              ExitCode::out_of_memory);
+  std::string advice;
+  for (const std::string& change :
+       changes_that_fit(*experiment_, args_.config, args_.overrides, world_.info().size, available)) {
+    advice += "\n    " + change;
+  }
+  throw Error(
+      str("a rank needs ", format_bytes(prediction.memory.total()), " and has ", format_bytes(available), "\n",
+          memory_table(prediction.memory, nullptr),
+          advice.empty() ? "  neither smaller micro-batches nor recomputation would do: take a smaller model or "
+                           "more memory"
+                         : "  would fit, cheapest first:" + advice),
+      ExitCode::out_of_memory);
 }
 
 void Run::train() {

@@ -73,10 +73,18 @@ class Config(Case):
         self.reject(tiny(workload__model="gpt2-tinny"), "gpt2-tinny", "gpt2-tiny")
         self.reject(tiny(workload__data="syntetic"), "syntetic", "synthetic")
 
-    def test_cuda_without_a_cuda_build(self):
-        info = json.loads(self.run_binary("info", "--json").stdout)
-        if info["cuda"] == "not in this build":
+    def test_cuda_without_a_gpu(self):
+        cuda = json.loads(self.run_binary("info", "--json").stdout)["cuda"]
+        if cuda == "not in this build":
             self.reject(tiny(device="cuda"), "CUDA", code=4)
+        elif "no GPU is visible" in cuda:
+            self.reject(tiny(device="cuda"), "no GPU is visible", code=4)
+            self.reject(tiny(training__dtype="bf16"), "no GPU is visible", code=4)
+
+    def test_types_of_the_other_kind_of_device(self):
+        for dtype in ("bf16", "tf32"):
+            self.reject(tiny(training__dtype=dtype, device="cpu"), "/training/dtype", f"{dtype} needs a GPU")
+        self.reject(tiny(training__dtype="fp64", device="cuda"), "/training/dtype", "set device=cpu")
 
     def test_message_is_printed_once(self):
         done = self.reject(tiny(training__epoch=3), "/training/epoch", ranks=3)

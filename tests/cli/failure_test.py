@@ -72,7 +72,17 @@ class Failure(Case):
 
     def test_out_of_memory_has_a_table(self):
         done = self.train(tiny(limits__memory_limit_mb=1, workload__width=256), ranks=2)
-        self.assert_fails(done, 5, "parameters", "activations")
+        self.assert_fails(done, 5, "parameters", "activations", "neither smaller micro-batches nor recomputation")
+
+    def test_what_the_advice_says_fits(self):
+        config = tiny(limits__memory_limit_mb=3, workload__width=64, workload__sequence_length=64)
+        done = self.train(config, ranks=2)
+        self.assert_fails(done, 5, "would fit, cheapest first")
+        advice = [line.strip().split(" (")[0].split() for line in done.stderr.splitlines() if "=" in line and " MiB)" in line]
+        self.assertGreaterEqual(len(advice), 1, done.stderr)
+        for overrides in advice:
+            kept = self.train(config, *overrides, ranks=2, out="_".join(overrides).replace("/", "-"))
+            self.assertEqual(kept.returncode, 0, kept.stderr)
 
     def test_a_second_run_in_the_same_place_is_refused(self):
         process, _ = self.start_training(1)
