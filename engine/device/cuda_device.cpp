@@ -18,8 +18,27 @@ class CudaEvent final : public Event {
   CudaEvent& operator=(const CudaEvent&) = delete;
   cudaEvent_t get() const { return event_; }
 
+  void record(cudaStream_t stream) {
+    // To ask for an event that belongs to a graph is an error, and would spoil the recording.
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    PDL_CUDA(cudaStreamIsCapturing(stream, &capture));
+    in_graph_ = capture != cudaStreamCaptureStatusNone;
+    PDL_CUDA(cudaEventRecord(event_, stream));
+  }
+  bool passed() const override {
+    if (in_graph_) return false;
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();  // not an error
+      return false;
+    }
+    check_cuda(status, "cudaEventQuery");
+    return true;
+  }
+
  private:
   cudaEvent_t event_ = nullptr;
+  bool in_graph_ = false;
 };
 
 class CudaStream final : public Stream {
@@ -34,7 +53,7 @@ class CudaStream final : public Stream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
-  void record(Event& event) override { PDL_CUDA(cudaEventRecord(static_cast<CudaEvent&>(event).get(), stream_)); }
+  void record(Event& event) override { static_cast<CudaEvent&>(event).record(stream_); }
   void wait(const Event& event) override {
     PDL_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(event).get(), 0));
   }

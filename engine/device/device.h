@@ -22,6 +22,8 @@ class Device;
 class Event {
  public:
   virtual ~Event() = default;
+  /// Whether it has happened; never waits. False for an event of work that is recorded into a graph.
+  virtual bool passed() const { return true; }
 };
 
 /// An order of work on one device.

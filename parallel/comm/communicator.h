@@ -50,12 +50,13 @@ class Communicator {
   virtual std::string transport() const = 0;  ///< "self", "mpi", "nccl"
   virtual std::string axis() const = 0;       ///< which grid axis this group is: "dp", "tp", "pp", "world"
 
-  /// In place. Deterministic mode adds contributions in rank order, element by element, on every rank alike.
+  /// In place. Deterministic mode adds contributions in rank order, element by element, on every rank alike; NCCL has
+  /// an order of its own, the same in every run of the same ranks on the same machine.
   virtual Work all_reduce(Tensor inout, ReduceOp op, Stream& stream) = 0;
   /// out [size * n] = the ranks' `in` [n] in rank order. `in` may be this rank's part of `out`.
   virtual Work all_gather(Tensor out, Tensor in, Stream& stream) = 0;
-  /// out [n] = this rank's part of the sum of all `in` [size * n]; same order of summation as all_reduce. `in` may be
-  /// overwritten; `out` may be this rank's part of `in`.
+  /// out [n] = this rank's part of the sum of all `in` [size * n]; same order of summation as all_reduce, except on
+  /// NCCL. `in` may be overwritten; `out` may be this rank's part of `in`.
   virtual Work reduce_scatter(Tensor out, Tensor in, ReduceOp op, Stream& stream) = 0;
   /// out at `root` = reduction of all `in`; elsewhere out is untouched. out may be in.
   virtual Work reduce(Tensor out, Tensor in, ReduceOp op, int root, Stream& stream) = 0;
@@ -64,6 +65,8 @@ class Communicator {
   /// counts.
   virtual Work all_to_all(Tensor out, const std::vector<std::int64_t>& out_counts, Tensor in,
                           const std::vector<std::int64_t>& in_counts, Stream& stream) = 0;
+  /// Messages of one pair and tag arrive in the order in which they were sent. Portable code receives all messages of a
+  /// pair in that order: NCCL knows no tags.
   virtual Work send(Tensor in, int peer, int tag, Stream& stream) = 0;
   virtual Work recv(Tensor out, int peer, int tag, Stream& stream) = 0;
 

@@ -205,15 +205,7 @@ void MpiCommunicator::progress() {
 
 std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key, std::string axis) {
   PDL_CHECK(color >= 0, "color ", color);
-  // MPI_Comm_split has no non-blocking form. The barrier before it has the deadline, so that all ranks are known to
-  // come.
-  const CallRecord record{.call = CommCall::split};
-  MpiRequestOperation barrier(*group_, record, group_->publish(record));
-  PDL_MPI(MPI_Ibarrier(group_->comm(), barrier.requests().add()));
-  barrier.wait();
-  MPI_Comm part = MPI_COMM_NULL;
-  PDL_MPI(MPI_Comm_split(group_->comm(), color, key, &part));
-  auto group = std::make_unique<MpiGroup>(group_->shared_context(), part, "axis " + axis, group_->timeout_s());
+  std::unique_ptr<MpiGroup> group = group_->split(color, key, "axis " + axis);
   if (group->size() == 1) return make_self_communicator(device_, std::move(axis));
   return std::make_unique<MpiCommunicator>(std::move(group), device_, options_, std::move(axis));
 }

@@ -49,6 +49,18 @@ MPI_Comm MpiGroup::duplicate() {
   return copy;
 }
 
+std::unique_ptr<MpiGroup> MpiGroup::split(int color, int key, std::string label) {
+  // MPI_Comm_split has no non-blocking form. The barrier before it has the deadline, so that all ranks are known to
+  // come.
+  const CallRecord record{.call = CommCall::split};
+  MpiRequestOperation barrier(*this, record, publish(record));
+  PDL_MPI(MPI_Ibarrier(comm_, barrier.requests().add()));
+  barrier.wait();
+  MPI_Comm part = MPI_COMM_NULL;
+  PDL_MPI(MPI_Comm_split(comm_, color, key, &part));
+  return std::make_unique<MpiGroup>(context_, part, std::move(label), timeout_s_);
+}
+
 MpiOperation::MpiOperation(MpiGroup& group, CallRecord record, std::int64_t sequence)
     : group_(group), record_(record), sequence_(sequence) {
   ++group_.unfinished;

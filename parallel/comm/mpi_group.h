@@ -53,6 +53,8 @@ class MpiGroup {
 
   /// A communicator over the same ranks, made without blocking.
   MPI_Comm duplicate();
+  /// The group of the ranks with this rank's color, ordered by key. Collective; `label` as for the constructor.
+  std::unique_ptr<MpiGroup> split(int color, int key, std::string label);
 
   /// Operations that have not come to their end; with any left, the communicator cannot be freed.
   int unfinished = 0;

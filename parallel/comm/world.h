@@ -29,9 +29,10 @@ struct RankInfo {
 };
 
 struct CommOptions {
-  std::string kind = "auto";   ///< auto, self, mpi, nccl
-  bool deterministic = false;  ///< fixed-order reductions
-  double timeout_s = 60.0;     ///< deadline of every wait; 0: none
+  std::string kind = "auto";   ///< auto, self, mpi, nccl; see World::make_communicator
+  bool deterministic = false;  ///< reductions in rank order with mpi; nccl has an order of its own, see its header
+  double timeout_s = 60.0;     ///< deadline of every wait of the host; 0: none
+  int max_ctas = 0;            ///< nccl: multiprocessors that an operation may occupy; 0: NCCL's choice
 };
 
 /// Bytes of MemoryKind::communication, host memory, that a deterministic MPI communicator of `size` ranks takes when it
@@ -50,7 +51,9 @@ class World {
   virtual ~World() = default;
   virtual const RankInfo& info() const = 0;
 
-  /// The communicator over all ranks that `options` ask for. On one rank it is `self`.
+  /// The communicator over all ranks that `options` ask for. Collective. "auto" is `self` on one rank, MPI on CPUs, NCCL
+  /// when the build has it and every rank has a GPU of its own, else MPI by way of host memory. Throws
+  /// ConfigError(unsupported) for a kind that cannot be had.
   virtual std::unique_ptr<Communicator> make_communicator(Device& device, const CommOptions& options) = 0;
 
   virtual void barrier() = 0;

@@ -79,14 +79,14 @@ TEST_CASE("gradients of a whole GPT-2 without dropout are the slopes of its loss
 }
 
 TEST_CASE("gradients of a GPT-2 whose vocabulary is padded are the slopes of its loss") {
-  check_differences(tiny_gpt(0.1, Recompute::nothing, 16), 1e-5, 1e-8);
+  check_differences(tiny_gpt_variant(0.1, Recompute::nothing, 16), 1e-5, 1e-8);
 }
 
 TEST_CASE("what is computed again changes no bit, and takes less memory") {
   ByName saved;
   std::int64_t saved_bytes = 0;
   for (const Recompute recompute : {Recompute::nothing, Recompute::gelu, Recompute::gelu_and_norms}) {
-    const TinyModel model = tiny_gpt(0.2, recompute);
+    const TinyModel model = tiny_gpt_variant(0.2, recompute);
     Chain chain(model, {});
     chain.scramble_values();
     const auto batch = make_batch(model, {3, 1, 2}, 3);

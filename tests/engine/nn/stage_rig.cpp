@@ -32,7 +32,9 @@ const std::string& name_in_model(const ParamSpec& spec) { return spec.tied_to.em
 
 }  // namespace
 
-TinyModel tiny_gpt(double dropout, Recompute recompute, std::int64_t rows) {
+TinyModel tiny_gpt(double dropout) { return tiny_gpt_variant(dropout, Recompute::nothing); }
+
+TinyModel tiny_gpt_variant(double dropout, Recompute recompute, std::int64_t rows) {
   TinyModel model;
   model.input = {DType::int32, {5}};
   model.predictions = 5;

@@ -25,8 +25,10 @@ struct TinyModel {
 };
 
 /// Two blocks of two heads, width 8, 5 tokens of a vocabulary of 13, tied head; 7 positions, so that two are never
-/// used. `rows` of the token embedding: those behind the vocabulary are padding.
-TinyModel tiny_gpt(double dropout, Recompute recompute = Recompute::nothing, std::int64_t rows = 13);
+/// used.
+TinyModel tiny_gpt(double dropout);
+/// The same with `rows` in the token embedding, of which those behind the vocabulary are padding.
+TinyModel tiny_gpt_variant(double dropout, Recompute recompute, std::int64_t rows = 13);
 /// Three convolutions (one strided, one 5x5), both kinds of pool, two hidden layers with dropout.
 TinyModel tiny_vgg(double dropout);
 /// The layers that neither has: a linear layer with GELU, a linear layer without bias, a norm between them.

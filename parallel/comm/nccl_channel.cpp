@@ -1,0 +1,122 @@
+#include "parallel/comm/nccl_channel.h"
+
+#include <utility>
+
+#include "parallel/comm/nccl_types.h"
+
+namespace pdl {
+namespace {
+
+std::string channel_label(const MpiGroup& group, int peer, NcclChannel::Direction direction) {
+  const auto world_rank = group.board().members()[static_cast<std::size_t>(peer)].world_rank;
+  return str("messages ", direction == NcclChannel::Direction::out ? "to" : "from", " rank ", world_rank, " of ",
+             group.label());
+}
+
+}  // namespace
+
+std::unique_ptr<Event> EventPool::take(Stream& stream) {
+  if (free_.empty()) return stream.make_event();
+  std::unique_ptr<Event> event = std::move(free_.back());
+  free_.pop_back();
+  return event;
+}
+
+NcclChannel::NcclChannel(MpiGroup& group, Device& device, std::shared_ptr<EventPool> events, int peer,
+                         Direction direction, int max_ctas)
+    : group_(group),
+      events_(std::move(events)),
+      peer_(peer),
+      direction_(direction),
+      max_ctas_(max_ctas),
+      stream_(device.make_stream(true)),
+      handle_(group, channel_label(group, peer, direction)) {
+  constexpr int kTag = 0;  // of the one MPI message between two ranks that this group ever has
+  const bool sends = direction_ == Direction::out;
+  if (sends) id_ = handle_.make_id();
+  id_exchange_.emplace(group_,
+                       CallRecord{.call = sends ? CommCall::send : CommCall::recv,
+                                  .dtype = DType::uint8,
+                                  .root = peer_,
+                                  .count = sizeof id_,
+                                  .tag = kTag},
+                       0);
+  MpiRequests& requests = id_exchange_->requests();
+  if (sends) {
+    PDL_MPI(MPI_Isend(&id_, sizeof id_, MPI_BYTE, peer_, kTag, group_.comm(), requests.add()));
+  } else {
+    PDL_MPI(MPI_Irecv(&id_, sizeof id_, MPI_BYTE, peer_, kTag, group_.comm(), requests.add(sizeof id_)));
+  }
+  group_.context().waiter.add(*this);
+}
+
+NcclChannel::~NcclChannel() { group_.context().waiter.remove(*this); }
+
+std::shared_ptr<NcclTransfer> NcclChannel::add(const Tensor& tensor, int tag, Stream& stream) {
+  auto transfer = std::make_shared<NcclTransfer>();
+  transfer->record = {.call = direction_ == Direction::out ? CommCall::send : CommCall::recv,
+                      .dtype = tensor.dtype(),
+                      .root = peer_,
+                      .count = tensor.elements(),
+                      .tag = tag};
+  transfer->tensor = tensor;
+  transfer->ready = events_->take(stream);
+  stream.record(*transfer->ready);
+  waiting_.push_back(transfer);
+  advance();
+  return transfer;
+}
+
+void NcclChannel::wait_until_queued(const NcclTransfer& transfer) const {
+  if (transfer.queued) return;
+  const GroupBoard& board = group_.board();
+  // The waiter moves this channel, among all others of the process.
+  wait_for_nccl(
+      group_, [&transfer] { return transfer.queued; }, str(board.describe(transfer.record), " (", group_.label(), ")"), 0,
+      str("this pair of ranks is not connected: rank ", board.members()[static_cast<std::size_t>(peer_)].world_rank,
+          direction_ == Direction::out ? " has not asked for it (" : " has not sent it (", board.describe_member(peer_),
+          ")"));
+}
+
+bool NcclChannel::connected() {
+  if (connected_) return true;
+  if (id_exchange_) {
+    if (!id_exchange_->test()) return false;
+    id_exchange_.reset();
+    handle_.connect(id_, direction_ == Direction::out ? 0 : 1, 2, max_ctas_);
+  }
+  connected_ = handle_.idle();
+  return connected_;
+}
+
+void NcclChannel::advance() {
+  if (!connected()) return;
+  while (!waiting_.empty()) {
+    NcclTransfer& transfer = *waiting_.front();
+    if (!started_) start(transfer);
+    started_ = true;
+    if (!handle_.idle()) return;  // NCCL connects the GPUs at the first message
+    transfer.done = events_->take(*stream_);
+    stream_->record(*transfer.done);
+    events_->give_back(std::move(transfer.ready));
+    transfer.queued = true;
+    started_ = false;
+    waiting_.pop_front();
+  }
+}
+
+void NcclChannel::start(const NcclTransfer& transfer) {
+  stream_->wait(*transfer.ready);
+  const Tensor& tensor = transfer.tensor;
+  if (tensor.elements() == 0) return;
+  const auto count = static_cast<std::size_t>(tensor.elements());
+  const ncclDataType_t type = nccl_type(tensor.dtype());
+  const auto stream = static_cast<cudaStream_t>(stream_->native());
+  if (direction_ == Direction::out) {
+    handle_.check(ncclSend(tensor.raw(), count, type, 1, handle_.get(), stream), "ncclSend");
+  } else {
+    handle_.check(ncclRecv(tensor.raw(), count, type, 0, handle_.get(), stream), "ncclRecv");
+  }
+}
+
+}  // namespace pdl

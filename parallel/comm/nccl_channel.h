@@ -1,0 +1,74 @@
+#pragma once
+// Messages from one rank to another through NCCL, and what a Work on NCCL holds.
+//
+// In NCCL a send or receive keeps its stream busy until the other side has come, and operations of one communicator run
+// one after another. Two ranks that first send to and then receive from each other would wait for ever. So the messages
+// of each pair and direction have a communicator of two ranks and a stream to themselves: order is kept within a
+// channel, and channels do not wait for each other. A channel is connected when it is first used. That takes the other
+// rank too, so a first message may wait on the host; later ones are queued at once.
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "parallel/comm/nccl_handle.h"
+
+namespace pdl {
+
+/// Events that are free again. Shared with Works, which may outlive their communicator.
+class EventPool {
+ public:
+  std::unique_ptr<Event> take(Stream& stream);
+  void give_back(std::unique_ptr<Event> event) { free_.push_back(std::move(event)); }
+
+ private:
+  std::vector<std::unique_ptr<Event>> free_;
+};
+
+/// One operation. A message is first kept, then queued; a collective is queued at once.
+struct NcclTransfer {
+  CallRecord record;
+  Tensor tensor;
+  std::unique_ptr<Event> ready;  ///< in the caller's stream: what it was queued after
+  std::unique_ptr<Event> done;   ///< in the stream of the communication; recorded when queued
+  bool queued = false;
+};
+
+class NcclChannel final : public MpiMachine {
+ public:
+  enum class Direction { out, in };
+
+  /// Starts to connect with `peer`, a rank of the group, and returns. `group` and `device` outlive the channel.
+  NcclChannel(MpiGroup& group, Device& device, std::shared_ptr<EventPool> events, int peer, Direction direction,
+              int max_ctas);
+  ~NcclChannel() override;
+  NcclChannel(const NcclChannel&) = delete;
+  NcclChannel& operator=(const NcclChannel&) = delete;
+
+  /// A message after what is queued on `stream`.
+  std::shared_ptr<NcclTransfer> add(const Tensor& tensor, int tag, Stream& stream);
+  /// Waits on the host until the message is queued, which a connected channel's are at once.
+  void wait_until_queued(const NcclTransfer& transfer) const;
+  /// Takes the next step that is possible without waiting.
+  void advance() override;
+
+ private:
+  bool connected();
+  void start(const NcclTransfer& transfer);
+
+  MpiGroup& group_;
+  std::shared_ptr<EventPool> events_;
+  int peer_;
+  Direction direction_;
+  int max_ctas_;
+  ncclUniqueId id_{};                               ///< from the sender to the receiver, through MPI
+  std::optional<MpiRequestOperation> id_exchange_;  ///< until it is through
+  bool connected_ = false, started_ = false;        ///< started: the first of waiting_ has been given to NCCL
+  std::deque<std::shared_ptr<NcclTransfer>> waiting_;
+  std::unique_ptr<Stream> stream_;
+  NcclHandle handle_;  ///< uses stream_: destroyed first
+};
+
+}  // namespace pdl

@@ -1,0 +1,242 @@
+#include "parallel/comm/nccl_communicator.h"
+
+#include <cstdio>
+#include <exception>
+#include <limits>
+
+#include "parallel/comm/collective_checks.h"
+#include "parallel/comm/nccl_channel.h"
+#include "parallel/comm/nccl_types.h"
+#include "parallel/comm/self_communicator.h"
+
+namespace pdl {
+namespace {
+
+constexpr int kTags = std::numeric_limits<int>::max();
+
+std::size_t size_in(std::int64_t elements) { return static_cast<std::size_t>(elements); }
+
+char* bytes_at(const Tensor& tensor, std::int64_t element) {
+  return static_cast<char*>(tensor.raw()) + element * size_of(tensor.dtype());
+}
+
+class NcclWork final : public Work::State {
+ public:
+  /// `channel` is null for a collective.
+  NcclWork(std::shared_ptr<NcclTransfer> transfer, NcclChannel* channel, std::shared_ptr<EventPool> events,
+           std::string axis)
+      : transfer_(std::move(transfer)), channel_(channel), events_(std::move(events)), axis_(std::move(axis)) {}
+  ~NcclWork() override {
+#ifndef NDEBUG
+    if (!waited_ && std::uncaught_exceptions() == 0) {
+      std::fprintf(stderr, "bug: nobody waited for %s (axis %s)\n", describe(transfer_->record).c_str(), axis_.c_str());
+    }
+#endif
+    if (transfer_->queued) events_->give_back(std::move(transfer_->done));
+  }
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+
+  void wait(Stream& stream) override {
+    waited_ = true;
+    if (channel_ != nullptr) channel_->wait_until_queued(*transfer_);
+    stream.wait(*transfer_->done);
+  }
+  bool done() override {
+    if (!transfer_->queued) channel_->advance();
+    return transfer_->queued && transfer_->done->passed();
+  }
+
+ private:
+  std::shared_ptr<NcclTransfer> transfer_;
+  NcclChannel* channel_;
+  std::shared_ptr<EventPool> events_;
+  std::string axis_;
+  bool waited_ = false;
+};
+
+/// Rank 0 of the group names the new communicator; all ranks connect and wait for each other.
+std::unique_ptr<NcclHandle> connect(MpiGroup& group, int max_ctas) {
+  auto handle = std::make_unique<NcclHandle>(group, group.label());
+  const CallRecord record{.call = CommCall::setup};
+  const std::int64_t sequence = group.publish(record);
+  ncclUniqueId id{};
+  if (group.rank() == 0) id = handle->make_id();
+  MpiRequestOperation exchange(group, record, sequence);
+  PDL_MPI(MPI_Ibcast(&id, sizeof id, MPI_BYTE, 0, group.comm(), exchange.requests().add()));
+  exchange.wait();
+  handle->connect(id, group.rank(), group.size(), max_ctas);
+  handle->settle(ncclInProgress, "ncclCommInitRankConfig", sequence);
+  return handle;
+}
+
+/// All sends and receives in one group, in which none waits for another. Equal counts on both sides are the contract.
+ncclResult_t exchange_parts(const Tensor& out, const std::vector<std::int64_t>& out_counts, const Tensor& in,
+                            const std::vector<std::int64_t>& in_counts, ncclComm_t comm, cudaStream_t stream) {
+  const auto good = [](ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; };
+  const ncclDataType_t type = nccl_type(in.dtype());
+  ncclResult_t result = ncclGroupStart();
+  if (!good(result)) return result;
+  std::int64_t out_first = 0, in_first = 0;
+  for (std::size_t peer = 0; peer < in_counts.size() && good(result); ++peer) {
+    const auto rank = static_cast<int>(peer);
+    const std::int64_t out_count = out_counts[peer], in_count = in_counts[peer];
+    if (in_count > 0) result = ncclSend(bytes_at(in, in_first), size_in(in_count), type, rank, comm, stream);
+    if (out_count > 0 && good(result)) {
+      result = ncclRecv(bytes_at(out, out_first), size_in(out_count), type, rank, comm, stream);
+    }
+    out_first += out_count;
+    in_first += in_count;
+  }
+  const ncclResult_t end = ncclGroupEnd();
+  return good(result) ? end : result;
+}
+
+}  // namespace
+
+std::string nccl_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return "unknown";
+  return str(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+NcclCommunicator::NcclCommunicator(std::unique_ptr<MpiGroup> group, Device& device, int max_ctas, std::string axis)
+    : NcclCommunicator(std::move(group), nullptr, device, max_ctas, std::move(axis)) {
+  handle_ = connect(*group_, max_ctas_);
+}
+
+NcclCommunicator::NcclCommunicator(std::unique_ptr<MpiGroup> group, std::unique_ptr<NcclHandle> handle, Device& device,
+                                   int max_ctas, std::string axis)
+    : group_(std::move(group)),
+      device_(device),
+      max_ctas_(max_ctas),
+      axis_(std::move(axis)),
+      events_(std::make_shared<EventPool>()),
+      stream_(device.make_stream(true)),
+      handle_(std::move(handle)) {}
+
+NcclCommunicator::~NcclCommunicator() = default;
+
+/// `issue(communicator, stream)` queues the operation with NCCL's function `call`; not called for no elements.
+template <typename Issue>
+Work NcclCommunicator::queue(const CallRecord& record, const char* call, Stream& stream, Issue issue) {
+  const std::int64_t sequence = group_->publish(record);
+  auto transfer = std::make_shared<NcclTransfer>();
+  transfer->record = record;
+  std::unique_ptr<Event> ready = events_->take(stream);
+  stream.record(*ready);
+  stream_->wait(*ready);
+  events_->give_back(std::move(ready));
+  const ncclResult_t result = issue(handle_->get(), static_cast<cudaStream_t>(stream_->native()));
+  handle_->settle(result, call, sequence);
+  transfer->done = events_->take(*stream_);
+  stream_->record(*transfer->done);
+  transfer->queued = true;
+  return Work(std::make_unique<NcclWork>(std::move(transfer), nullptr, events_, axis_));
+}
+
+Work NcclCommunicator::all_reduce(Tensor inout, ReduceOp op, Stream& stream) {
+  const CallRecord record{.call = CommCall::all_reduce, .dtype = inout.dtype(), .op = op, .count = inout.elements()};
+  return queue(record, "ncclAllReduce", stream, [&](ncclComm_t comm, cudaStream_t on) {
+    if (inout.elements() == 0) return ncclSuccess;
+    return ncclAllReduce(inout.raw(), inout.raw(), size_in(inout.elements()), nccl_type(inout.dtype()), nccl_op(op),
+                         comm, on);
+  });
+}
+
+Work NcclCommunicator::all_gather(Tensor out, Tensor in, Stream& stream) {
+  check_all_gather(out, in, size());
+  const CallRecord record{.call = CommCall::all_gather, .dtype = in.dtype(), .count = in.elements()};
+  return queue(record, "ncclAllGather", stream, [&](ncclComm_t comm, cudaStream_t on) {
+    if (in.elements() == 0) return ncclSuccess;
+    return ncclAllGather(in.raw(), out.raw(), size_in(in.elements()), nccl_type(in.dtype()), comm, on);
+  });
+}
+
+Work NcclCommunicator::reduce_scatter(Tensor out, Tensor in, ReduceOp op, Stream& stream) {
+  check_reduce_scatter(out, in, size());
+  const CallRecord record{.call = CommCall::reduce_scatter, .dtype = in.dtype(), .op = op, .count = out.elements()};
+  return queue(record, "ncclReduceScatter", stream, [&](ncclComm_t comm, cudaStream_t on) {
+    if (out.elements() == 0) return ncclSuccess;
+    return ncclReduceScatter(in.raw(), out.raw(), size_in(out.elements()), nccl_type(in.dtype()), nccl_op(op), comm,
+                             on);
+  });
+}
+
+Work NcclCommunicator::reduce(Tensor out, Tensor in, ReduceOp op, int root, Stream& stream) {
+  check_reduce(out, in, root, rank(), size());
+  const CallRecord record{
+      .call = CommCall::reduce, .dtype = in.dtype(), .op = op, .root = root, .count = in.elements()};
+  return queue(record, "ncclReduce", stream, [&](ncclComm_t comm, cudaStream_t on) {
+    if (in.elements() == 0) return ncclSuccess;
+    void* const result = rank() == root ? out.raw() : nullptr;
+    return ncclReduce(in.raw(), result, size_in(in.elements()), nccl_type(in.dtype()), nccl_op(op), root, comm, on);
+  });
+}
+
+Work NcclCommunicator::broadcast(Tensor inout, int root, Stream& stream) {
+  check_root(root, size());
+  const CallRecord record{
+      .call = CommCall::broadcast, .dtype = inout.dtype(), .root = root, .count = inout.elements()};
+  return queue(record, "ncclBroadcast", stream, [&](ncclComm_t comm, cudaStream_t on) {
+    if (inout.elements() == 0) return ncclSuccess;
+    return ncclBroadcast(inout.raw(), inout.raw(), size_in(inout.elements()), nccl_type(inout.dtype()), root, comm, on);
+  });
+}
+
+Work NcclCommunicator::all_to_all(Tensor out, const std::vector<std::int64_t>& out_counts, Tensor in,
+                                  const std::vector<std::int64_t>& in_counts, Stream& stream) {
+  check_all_to_all(out, out_counts, in, in_counts, rank(), size());
+  return queue({.call = CommCall::all_to_all, .dtype = in.dtype()}, "ncclSend and ncclRecv", stream,
+               [&](ncclComm_t comm, cudaStream_t on) {
+                 return exchange_parts(out, out_counts, in, in_counts, comm, on);
+               });
+}
+
+Work NcclCommunicator::send(Tensor in, int peer, int tag, Stream& stream) {
+  return message(in, peer, tag, true, stream);
+}
+
+Work NcclCommunicator::recv(Tensor out, int peer, int tag, Stream& stream) {
+  return message(out, peer, tag, false, stream);
+}
+
+Work NcclCommunicator::message(const Tensor& tensor, int peer, int tag, bool sends, Stream& stream) {
+  check_peer(peer, tag, rank(), size(), kTags);
+  std::unique_ptr<NcclChannel>& channel = channels_[{peer, sends}];
+  if (!channel) {
+    const auto direction = sends ? NcclChannel::Direction::out : NcclChannel::Direction::in;
+    channel = std::make_unique<NcclChannel>(*group_, device_, events_, peer, direction, max_ctas_);
+  }
+  std::shared_ptr<NcclTransfer> transfer = channel->add(tensor, tag, stream);
+  return Work(std::make_unique<NcclWork>(std::move(transfer), channel.get(), events_, axis_));
+}
+
+void NcclCommunicator::progress() {
+  group_->context().board.heartbeat();
+  group_->context().waiter.advance();
+  handle_->settle(handle_->idle() ? ncclSuccess : ncclInProgress, "progress");
+}
+
+void NcclCommunicator::wait_until_empty() {
+  std::unique_ptr<Event> end = events_->take(*stream_);
+  stream_->record(*end);
+  wait_for_nccl(*group_, [&end] { return end->passed(); }, str("the operations of ", group_->label()), 0);
+  events_->give_back(std::move(end));
+}
+
+std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key, std::string axis) {
+  PDL_CHECK(color >= 0, "color ", color);
+  wait_until_empty();  // NCCL divides only a communicator that has nothing left to do
+  std::unique_ptr<MpiGroup> part = group_->split(color, key, "axis " + axis);
+  const bool alone = part->size() == 1;
+  auto handle = std::make_unique<NcclHandle>(*part, part->label());
+  const std::int64_t sequence = group_->publish({.call = CommCall::setup});
+  handle->split(*handle_, alone ? NCCL_SPLIT_NOCOLOR : color, part->rank(), max_ctas_, 0);
+  static_cast<void>(sequence);
+  if (alone) return make_self_communicator(device_, std::move(axis));
+  return std::unique_ptr<Communicator>(
+      new NcclCommunicator(std::move(part), std::move(handle), device_, max_ctas_, std::move(axis)));
+}
+
+}  // namespace pdl

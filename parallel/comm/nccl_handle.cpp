@@ -1,0 +1,122 @@
+#include "parallel/comm/nccl_handle.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+namespace pdl {
+namespace {
+
+class NcclWait final : public MpiWaitable {
+ public:
+  NcclWait(const MpiGroup& group, const std::function<bool()>& test, const std::string& what, std::int64_t sequence,
+           const std::string& late)
+      : group_(group), test_(test), what_(what), sequence_(sequence), late_(late) {}
+
+  bool test() override { return test_(); }
+  void check_peers() override {
+    if (sequence_ > 0) group_.check(sequence_);
+  }
+  std::string describe() const override { return what_; }
+  std::string describe_late(double waited_s) const override {
+    if (sequence_ > 0) return group_.board().late_members(sequence_, std::max(1.0, 0.5 * waited_s));
+    return late_.empty() ? "another rank has not come so far" : late_;
+  }
+
+ private:
+  const MpiGroup& group_;
+  const std::function<bool()>& test_;
+  const std::string& what_;
+  std::int64_t sequence_;
+  const std::string& late_;
+};
+
+}  // namespace
+
+void wait_for_nccl(const MpiGroup& group, const std::function<bool()>& test, const std::string& what,
+                   std::int64_t sequence, const std::string& late) {
+  if (test()) return;
+  NcclWait waitable(group, test, what, sequence, late);
+  group.context().waiter.wait(waitable, group.timeout_s());
+}
+
+ncclConfig_t nccl_config(int max_ctas) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  if (max_ctas > 0) config.maxCTAs = max_ctas;
+  return config;
+}
+
+NcclHandle::NcclHandle(const MpiGroup& group, std::string label)
+    : group_(group), label_(std::move(label)), comm_(std::make_unique<ncclComm_t>(nullptr)) {}
+
+NcclHandle::~NcclHandle() {
+  const MpiContext& context = group_.context();
+  const bool orderly = !failed_ && context.open && std::uncaught_exceptions() == 0 && context.board.first_failure().rank < 0;
+  if (orderly && (*comm_ == nullptr || finalize())) return;
+  if (*comm_ != nullptr) ncclCommAbort(*comm_);
+  static_cast<void>(comm_.release());  // a thread of NCCL's may still write there
+}
+
+bool NcclHandle::finalize() {
+  try {
+    settle(ncclCommFinalize(get()), "ncclCommFinalize");
+  } catch (const Error& error) {
+    std::fprintf(stderr, "warning: at the end of a communicator: %s\n", error.what());
+    return false;
+  }
+  ncclCommDestroy(get());
+  return true;
+}
+
+ncclUniqueId NcclHandle::make_id() const {
+  ncclUniqueId id{};
+  check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  return id;
+}
+
+void NcclHandle::connect(ncclUniqueId id, int rank, int size, int max_ctas) {
+  ncclConfig_t config = nccl_config(max_ctas);
+  check(ncclCommInitRankConfig(comm_.get(), size, id, rank, &config), "ncclCommInitRankConfig");
+}
+
+void NcclHandle::split(NcclHandle& parent, int color, int key, int max_ctas, std::int64_t sequence) {
+  ncclConfig_t config = nccl_config(max_ctas);
+  // The new communicator is there when the parent is done, and can be used when it is done itself.
+  parent.settle(ncclCommSplit(parent.get(), color, key, comm_.get(), &config), "ncclCommSplit", sequence);
+  if (get() != nullptr) settle(ncclInProgress, "ncclCommSplit", sequence);
+}
+
+bool NcclHandle::idle() const {
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(get(), &state), "ncclCommGetAsyncError");
+  check(state, "an operation");
+  return state != ncclInProgress;
+}
+
+void NcclHandle::check(ncclResult_t result, const char* call) const {
+  if (result != ncclSuccess && result != ncclInProgress) fail(result, call);
+}
+
+void NcclHandle::settle(ncclResult_t result, const char* call, std::int64_t sequence) const {
+  check(result, call);
+  if (result == ncclSuccess) return;
+  wait_for_nccl(group_, [this] { return idle(); }, str(call, " (", label_, ")"), sequence);
+}
+
+void NcclHandle::fail(ncclResult_t result, const char* call) const {
+  failed_ = true;
+  // When a rank has failed, its peers' NCCL often complains sooner than they see why.
+  const HostBoard& board = group_.context().board;
+  const FirstFailure first = board.first_failure();
+  if (first.rank >= 0 && first.rank != board.world_rank()) {
+    throw Error(str("stopped by rank ", first.rank, ": ", first.message), first.code);
+  }
+  const char* const details = ncclGetLastError(get());
+  throw Error(str("NCCL: ", call, " (", label_, "): ", ncclGetErrorString(result),
+                  details == nullptr || *details == '\0' ? "" : ": ", details == nullptr ? "" : details),
+              ExitCode::communication);
+}
+
+}  // namespace pdl

@@ -1,0 +1,63 @@
+#pragma once
+// One ncclComm_t: made, watched and ended without ever blocking the host inside NCCL.
+//
+// Communicators are made with blocking = 0. A call may then return while NCCL still connects ranks in a thread of its
+// own, and what is to come after it must not be queued before NCCL is done with that: `settle` waits for it in the one
+// wait loop (mpi_wait.h), with its deadline and its look at the peers' boards.
+
+#include <nccl.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "parallel/comm/mpi_group.h"
+
+namespace pdl {
+
+/// Waits in the one wait loop until `test` says true. `what` is the report's name for it; `late` says who keeps it
+/// waiting, unless it is collective `sequence` (> 0) of the group, whose late members are known.
+void wait_for_nccl(const MpiGroup& group, const std::function<bool()>& test, const std::string& what,
+                   std::int64_t sequence, const std::string& late = "");
+
+class NcclHandle {
+ public:
+  /// Empty. `group` outlives the handle; `label` is whose communicator it is, for reports.
+  NcclHandle(const MpiGroup& group, std::string label);
+  /// While an exception is in flight, after an error or once a rank of this host has failed: aborts, so that kernels
+  /// which wait for lost peers end. Else finalizes, which waits for the peers to come to their end too.
+  ~NcclHandle();
+  NcclHandle(const NcclHandle&) = delete;
+  NcclHandle& operator=(const NcclHandle&) = delete;
+
+  /// What one rank makes and all members of a new communicator need.
+  ncclUniqueId make_id() const;
+  /// Starts to connect; `idle` says when it is done.
+  void connect(ncclUniqueId id, int rank, int size, int max_ctas);
+  /// Collective over the parent's ranks, which have nothing left to do in it. NCCL_SPLIT_NOCOLOR: stays empty. Waits.
+  void split(NcclHandle& parent, int color, int key, int max_ctas, std::int64_t sequence);
+
+  /// False while NCCL works on an earlier call; never waits. Throws Error(communication) when something went wrong.
+  bool idle() const;
+  /// Throws unless `result`, of function `call`, is success or in progress.
+  void check(ncclResult_t result, const char* call) const;
+  /// `check`, and waits until NCCL is idle.
+  void settle(ncclResult_t result, const char* call, std::int64_t sequence = 0) const;
+
+  ncclComm_t get() const { return *comm_; }
+
+ private:
+  [[noreturn]] void fail(ncclResult_t result, const char* call) const;
+  bool finalize();
+
+  const MpiGroup& group_;
+  std::string label_;
+  std::unique_ptr<ncclComm_t> comm_;  ///< where NCCL's threads write it, so it does not move
+  mutable bool failed_ = false;
+};
+
+/// ncclConfig_t of all our communicators.
+ncclConfig_t nccl_config(int max_ctas);
+
+}  // namespace pdl
