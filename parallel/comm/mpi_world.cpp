@@ -14,7 +14,11 @@
 #include <thread>
 #include <utility>
 
+#include "parallel/comm/gpu_places.h"
 #include "parallel/comm/launcher.h"
+#if PDL_WITH_NCCL
+#include "parallel/comm/nccl_communicator.h"
+#endif
 #include "parallel/comm/rank_order.h"
 #include "parallel/comm/self_communicator.h"
 #include "parallel/comm/staged_communicator.h"
@@ -150,16 +154,35 @@ std::unique_ptr<Communicator> MpiWorld::make_communicator(Device& device, const 
     throw ConfigError(str("comm \"self\" is for one rank, there are ", info_.size, ": use \"auto\" or \"mpi\""),
                       ExitCode::unsupported);
   }
-  if (options.kind != "auto" && options.kind != "mpi") {
+  const bool nccl = PDL_WITH_NCCL && options.kind == "nccl";
+  if (options.kind != "auto" && options.kind != "mpi" && !nccl) {
     throw ConfigError(str("comm \"", options.kind, "\" is not in this build: use \"auto\", \"self\" or \"mpi\""),
                       ExitCode::unsupported);
   }
+#if PDL_WITH_NCCL
+  if (options.kind != "mpi" && can_use_nccl(device, options.kind)) {
+    group_->set_timeout(timeout_s_);
+    auto group = std::make_unique<MpiGroup>(context_, group_->duplicate(), "axis world", options.timeout_s);
+    return std::make_unique<NcclCommunicator>(std::move(group), device, options.max_ctas, "world");
+  }
+#endif
   const MpiCommunicatorOptions mpi = {.deterministic = options.deterministic};
   if (device.info().kind == "cpu") return make_mpi_communicator(device, mpi, options.timeout_s);
   const int threads = static_cast<int>(std::thread::hardware_concurrency()) / info_.local_size;
   std::shared_ptr<Device> host = make_device({.kind = "cpu", .threads = std::max(1, threads)});
   std::unique_ptr<Communicator> inner = make_mpi_communicator(*host, mpi, options.timeout_s);
   return make_staged_communicator(std::move(inner), std::move(host), device);
+}
+
+bool MpiWorld::can_use_nccl(Device& device, const std::string& kind) {
+  std::vector<RankPlace> places;
+  std::vector<std::string> uuids = gather(device.info().uuid), hosts = gather(info_.host);
+  for (std::size_t rank = 0; rank < uuids.size(); ++rank) places.push_back({hosts[rank], uuids[rank]});
+  const std::string obstacle = obstacle_to_nccl(places);
+  if (!obstacle.empty() && kind == "nccl") {
+    throw ConfigError("comm \"nccl\" needs a GPU for every rank, but " + obstacle, ExitCode::unsupported);
+  }
+  return obstacle.empty();
 }
 
 std::unique_ptr<MpiCommunicator> MpiWorld::make_mpi_communicator(Device& device, const MpiCommunicatorOptions& options,

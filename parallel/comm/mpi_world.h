@@ -48,6 +48,9 @@ class MpiWorld final : public World {
   [[noreturn]] void abort(ExitCode code) override;
 
  private:
+  /// Collective. Whether every rank has a GPU of its own; throws ConfigError when `kind` insists on NCCL and it is not
+  /// so.
+  bool can_use_nccl(Device& device, const std::string& kind);
   HostBoard open_board();
   void close_board();
 

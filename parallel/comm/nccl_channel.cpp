@@ -72,7 +72,8 @@ void NcclChannel::wait_until_queued(const NcclTransfer& transfer) const {
   const GroupBoard& board = group_.board();
   // The waiter moves this channel, among all others of the process.
   wait_for_nccl(
-      group_, [&transfer] { return transfer.queued; }, str(board.describe(transfer.record), " (", group_.label(), ")"), 0,
+      group_, [&transfer] { return transfer.queued; }, str(board.describe(transfer.record), " (", group_.label(), ")"),
+      0,
       str("this pair of ranks is not connected: rank ", board.members()[static_cast<std::size_t>(peer_)].world_rank,
           direction_ == Direction::out ? " has not asked for it (" : " has not sent it (", board.describe_member(peer_),
           ")"));
@@ -103,6 +104,7 @@ void NcclChannel::advance() {
     started_ = false;
     waiting_.pop_front();
   }
+  static_cast<void>(handle_.idle());  // throws when a message went wrong
 }
 
 void NcclChannel::start(const NcclTransfer& transfer) {

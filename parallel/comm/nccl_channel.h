@@ -51,8 +51,9 @@ class NcclChannel final : public MpiMachine {
   std::shared_ptr<NcclTransfer> add(const Tensor& tensor, int tag, Stream& stream);
   /// Waits on the host until the message is queued, which a connected channel's are at once.
   void wait_until_queued(const NcclTransfer& transfer) const;
-  /// Takes the next step that is possible without waiting.
+  /// Takes the next steps that are possible without waiting.
   void advance() override;
+  void start_end() { handle_.start_end(); }
 
  private:
   bool connected();

@@ -115,12 +115,24 @@ NcclCommunicator::NcclCommunicator(std::unique_ptr<MpiGroup> group, std::unique_
       stream_(device.make_stream(true)),
       handle_(std::move(handle)) {}
 
-NcclCommunicator::~NcclCommunicator() = default;
+NcclCommunicator::~NcclCommunicator() {
+  for (const auto& [place, channel] : channels_) channel->start_end();
+  if (handle_) handle_->start_end();
+}
+
+std::int64_t NcclCommunicator::publish(const CallRecord& record) {
+  try {
+    return last_sequence_ = group_->publish(record);
+  } catch (const Error&) {
+    handle_->give_up();
+    throw;
+  }
+}
 
 /// `issue(communicator, stream)` queues the operation with NCCL's function `call`; not called for no elements.
 template <typename Issue>
 Work NcclCommunicator::queue(const CallRecord& record, const char* call, Stream& stream, Issue issue) {
-  const std::int64_t sequence = group_->publish(record);
+  const std::int64_t sequence = publish(record);
   auto transfer = std::make_shared<NcclTransfer>();
   transfer->record = record;
   std::unique_ptr<Event> ready = events_->take(stream);
@@ -176,8 +188,7 @@ Work NcclCommunicator::reduce(Tensor out, Tensor in, ReduceOp op, int root, Stre
 
 Work NcclCommunicator::broadcast(Tensor inout, int root, Stream& stream) {
   check_root(root, size());
-  const CallRecord record{
-      .call = CommCall::broadcast, .dtype = inout.dtype(), .root = root, .count = inout.elements()};
+  const CallRecord record{.call = CommCall::broadcast, .dtype = inout.dtype(), .root = root, .count = inout.elements()};
   return queue(record, "ncclBroadcast", stream, [&](ncclComm_t comm, cudaStream_t on) {
     if (inout.elements() == 0) return ncclSuccess;
     return ncclBroadcast(inout.raw(), inout.raw(), size_in(inout.elements()), nccl_type(inout.dtype()), root, comm, on);
@@ -187,10 +198,9 @@ Work NcclCommunicator::broadcast(Tensor inout, int root, Stream& stream) {
 Work NcclCommunicator::all_to_all(Tensor out, const std::vector<std::int64_t>& out_counts, Tensor in,
                                   const std::vector<std::int64_t>& in_counts, Stream& stream) {
   check_all_to_all(out, out_counts, in, in_counts, rank(), size());
-  return queue({.call = CommCall::all_to_all, .dtype = in.dtype()}, "ncclSend and ncclRecv", stream,
-               [&](ncclComm_t comm, cudaStream_t on) {
-                 return exchange_parts(out, out_counts, in, in_counts, comm, on);
-               });
+  return queue(
+      {.call = CommCall::all_to_all, .dtype = in.dtype()}, "ncclSend and ncclRecv", stream,
+      [&](ncclComm_t comm, cudaStream_t on) { return exchange_parts(out, out_counts, in, in_counts, comm, on); });
 }
 
 Work NcclCommunicator::send(Tensor in, int peer, int tag, Stream& stream) {
@@ -215,13 +225,20 @@ Work NcclCommunicator::message(const Tensor& tensor, int peer, int tag, bool sen
 void NcclCommunicator::progress() {
   group_->context().board.heartbeat();
   group_->context().waiter.advance();
-  handle_->settle(handle_->idle() ? ncclSuccess : ncclInProgress, "progress");
+  static_cast<void>(handle_->idle());  // throws when something went wrong
+  try {
+    if (last_sequence_ > 0) group_->check(last_sequence_);
+  } catch (const Error&) {
+    handle_->give_up();
+    throw;
+  }
 }
 
 void NcclCommunicator::wait_until_empty() {
   std::unique_ptr<Event> end = events_->take(*stream_);
   stream_->record(*end);
-  wait_for_nccl(*group_, [&end] { return end->passed(); }, str("the operations of ", group_->label()), 0);
+  wait_for_nccl(
+      *group_, [&end] { return end->passed(); }, str("the operations of ", group_->label()), 0);
   events_->give_back(std::move(end));
 }
 
@@ -231,9 +248,8 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key, std::s
   std::unique_ptr<MpiGroup> part = group_->split(color, key, "axis " + axis);
   const bool alone = part->size() == 1;
   auto handle = std::make_unique<NcclHandle>(*part, part->label());
-  const std::int64_t sequence = group_->publish({.call = CommCall::setup});
-  handle->split(*handle_, alone ? NCCL_SPLIT_NOCOLOR : color, part->rank(), max_ctas_, 0);
-  static_cast<void>(sequence);
+  const std::int64_t sequence = publish({.call = CommCall::setup});
+  handle->split(*handle_, alone ? NCCL_SPLIT_NOCOLOR : color, part->rank(), max_ctas_, sequence);
   if (alone) return make_self_communicator(device_, std::move(axis));
   return std::unique_ptr<Communicator>(
       new NcclCommunicator(std::move(part), std::move(handle), device_, max_ctas_, std::move(axis)));

@@ -13,9 +13,10 @@
 // Messages. NCCL has no tags: those of one pair arrive in the order in which they were sent, whatever their tags are,
 // and must be received in it. Messages of different pairs and directions do not wait for each other (nccl_channel.h).
 //
-// Failures. Collectives are announced on the host's board as those of MPI are, so that ranks which disagree get an Error
-// and no hang. Connecting and splitting have the deadline. Once an operation is on its stream only the GPU waits for
-// peers, and a host wait for that stream (Stream::synchronize) has no deadline. `progress` reports what NCCL notices.
+// Failures. Collectives are announced on the host's board as those of MPI are, so that ranks which disagree get an
+// Error and no hang. Connecting and splitting have the deadline. Once an operation is on its stream only the GPU waits
+// for peers, and a host wait for that stream (Stream::synchronize) has no deadline. `progress` reports what NCCL
+// notices.
 
 #include <cstdint>
 #include <functional>
@@ -60,15 +61,15 @@ class NcclCommunicator final : public Communicator {
   Work send(Tensor in, int peer, int tag, Stream& stream) override;
   Work recv(Tensor out, int peer, int tag, Stream& stream) override;
 
-  /// Throws Error(communication) when NCCL reports that an operation went wrong.
+  /// Throws Error(communication) when NCCL reports that an operation went wrong, or a peer has called another one.
   void progress() override;
   /// Waits on the host for all that this group has been asked to do. On one rank the result is `self`.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis) override;
 
  private:
-  struct Connected {};
   NcclCommunicator(std::unique_ptr<MpiGroup> group, std::unique_ptr<NcclHandle> handle, Device& device, int max_ctas,
                    std::string axis);
+  std::int64_t publish(const CallRecord& record);
   template <typename Issue>
   Work queue(const CallRecord& record, const char* call, Stream& stream, Issue issue);
   Work message(const Tensor& tensor, int peer, int tag, bool sends, Stream& stream);
@@ -78,9 +79,10 @@ class NcclCommunicator final : public Communicator {
   Device& device_;
   int max_ctas_;
   std::string axis_;
+  std::int64_t last_sequence_ = 0;  ///< of the collective that was announced last
   std::shared_ptr<EventPool> events_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<NcclHandle> handle_;                                       ///< uses stream_: destroyed first
+  std::unique_ptr<NcclHandle> handle_;                                     ///< uses stream_: destroyed first
   std::map<std::pair<int, bool>, std::unique_ptr<NcclChannel>> channels_;  ///< by peer and whether we send
 };
 

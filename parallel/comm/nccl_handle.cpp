@@ -52,18 +52,34 @@ NcclHandle::NcclHandle(const MpiGroup& group, std::string label)
     : group_(group), label_(std::move(label)), comm_(std::make_unique<ncclComm_t>(nullptr)) {}
 
 NcclHandle::~NcclHandle() {
-  const MpiContext& context = group_.context();
-  const bool orderly = !failed_ && context.open && std::uncaught_exceptions() == 0 && context.board.first_failure().rank < 0;
-  if (orderly && (*comm_ == nullptr || finalize())) return;
+  start_end();
+  if (*comm_ == nullptr && !failed_) return;
+  if (ending_ && orderly() && finish_end()) return;
   if (*comm_ != nullptr) ncclCommAbort(*comm_);
   static_cast<void>(comm_.release());  // a thread of NCCL's may still write there
 }
 
-bool NcclHandle::finalize() {
+bool NcclHandle::orderly() const {
+  const MpiContext& context = group_.context();
+  return !failed_ && context.open && std::uncaught_exceptions() == 0 && context.board.first_failure().rank < 0;
+}
+
+void NcclHandle::start_end() {
+  if (ending_ || *comm_ == nullptr || !orderly()) return;
   try {
-    settle(ncclCommFinalize(get()), "ncclCommFinalize");
+    if (!idle()) return;  // it never came to be connected
+    check(ncclCommFinalize(get()), "ncclCommFinalize");
+    ending_ = true;
   } catch (const Error& error) {
-    std::fprintf(stderr, "warning: at the end of a communicator: %s\n", error.what());
+    std::fprintf(stderr, "warning: at the end of %s: %s\n", label_.c_str(), error.what());
+  }
+}
+
+bool NcclHandle::finish_end() const {
+  try {
+    settle(ncclInProgress, "ncclCommFinalize");
+  } catch (const Error& error) {
+    std::fprintf(stderr, "warning: at the end of %s: %s\n", label_.c_str(), error.what());
     return false;
   }
   ncclCommDestroy(get());
@@ -85,7 +101,7 @@ void NcclHandle::split(NcclHandle& parent, int color, int key, int max_ctas, std
   ncclConfig_t config = nccl_config(max_ctas);
   // The new communicator is there when the parent is done, and can be used when it is done itself.
   parent.settle(ncclCommSplit(parent.get(), color, key, comm_.get(), &config), "ncclCommSplit", sequence);
-  if (get() != nullptr) settle(ncclInProgress, "ncclCommSplit", sequence);
+  if (get() != nullptr) settle(ncclInProgress, "ncclCommSplit");
 }
 
 bool NcclHandle::idle() const {
@@ -102,7 +118,8 @@ void NcclHandle::check(ncclResult_t result, const char* call) const {
 void NcclHandle::settle(ncclResult_t result, const char* call, std::int64_t sequence) const {
   check(result, call);
   if (result == ncclSuccess) return;
-  wait_for_nccl(group_, [this] { return idle(); }, str(call, " (", label_, ")"), sequence);
+  wait_for_nccl(
+      group_, [this] { return idle(); }, str(call, " (", label_, ")"), sequence);
 }
 
 void NcclHandle::fail(ncclResult_t result, const char* call) const {

@@ -26,7 +26,7 @@ class NcclHandle {
   /// Empty. `group` outlives the handle; `label` is whose communicator it is, for reports.
   NcclHandle(const MpiGroup& group, std::string label);
   /// While an exception is in flight, after an error or once a rank of this host has failed: aborts, so that kernels
-  /// which wait for lost peers end. Else finalizes, which waits for the peers to come to their end too.
+  /// which wait for lost peers end. Else waits for the peers to come to their end too.
   ~NcclHandle();
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
@@ -35,8 +35,14 @@ class NcclHandle {
   ncclUniqueId make_id() const;
   /// Starts to connect; `idle` says when it is done.
   void connect(ncclUniqueId id, int rank, int size, int max_ctas);
-  /// Collective over the parent's ranks, which have nothing left to do in it. NCCL_SPLIT_NOCOLOR: stays empty. Waits.
+  /// Collective over the parent's ranks, which have nothing left to do in it, as its operation `sequence`. Waits. With
+  /// the color NCCL_SPLIT_NOCOLOR the handle stays empty.
   void split(NcclHandle& parent, int color, int key, int max_ctas, std::int64_t sequence);
+  /// The group is of no use any more: the destructor aborts.
+  void give_up() { failed_ = true; }
+  /// Starts to come to the end, which the destructor waits for. Several handles of two ranks are all told before any is
+  /// destroyed: else the ranks may wait for each other in different ones.
+  void start_end();
 
   /// False while NCCL works on an earlier call; never waits. Throws Error(communication) when something went wrong.
   bool idle() const;
@@ -49,11 +55,13 @@ class NcclHandle {
 
  private:
   [[noreturn]] void fail(ncclResult_t result, const char* call) const;
-  bool finalize();
+  bool orderly() const;
+  bool finish_end() const;
 
   const MpiGroup& group_;
   std::string label_;
   std::unique_ptr<ncclComm_t> comm_;  ///< where NCCL's threads write it, so it does not move
+  bool ending_ = false;
   mutable bool failed_ = false;
 };
 

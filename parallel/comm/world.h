@@ -51,8 +51,8 @@ class World {
   virtual ~World() = default;
   virtual const RankInfo& info() const = 0;
 
-  /// The communicator over all ranks that `options` ask for. Collective. "auto" is `self` on one rank, MPI on CPUs, NCCL
-  /// when the build has it and every rank has a GPU of its own, else MPI by way of host memory. Throws
+  /// The communicator over all ranks that `options` ask for. Collective. "auto" is `self` on one rank, MPI on CPUs,
+  /// NCCL when the build has it and every rank has a GPU of its own, else MPI by way of host memory. Throws
   /// ConfigError(unsupported) for a kind that cannot be had.
   virtual std::unique_ptr<Communicator> make_communicator(Device& device, const CommOptions& options) = 0;
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """PyTorch's training step of the GPU benchmarks: GPT2-medium with AdamW or VGG-16 with SGD, autocast to bf16 or TF32.
 
-    scripts/bench/torch_gpu.py gpt2 --batch 16 --length 1024 [--compile]
+    scripts/bench/torch_gpu.py gpt2 --batch 16 32 --length 1024 [--compile]
     scripts/bench/torch_gpu.py vgg16 --batch 256 [--compile] [--tf32]
 
-Random data that stays on the GPU, fused optimizers, channels-last images. Prints one JSON line: median step, speed, memory."""
+Random data that stays on the GPU, fused optimizers, channels-last images. Prints one JSON line for each batch size, each with a model
+of its own: median step, speed, memory."""
 import argparse
+import gc
 import json
 import statistics
 
@@ -62,37 +64,27 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.model(images).float(), labels)
 
 
-def gpt2(args):
+def gpt2(args, batch):
     model = Gpt2Medium(args.length).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
-    shape = (args.batch, args.length)
+    shape = (batch, args.length)
     batches = [(torch.randint(VOCABULARY, shape, device="cuda"), torch.randint(VOCABULARY, shape, device="cuda")) for _ in range(4)]
-    return model, optimizer, batches, args.batch * args.length
+    return model, optimizer, batches, batch * args.length
 
 
-def vgg16(args):
+def vgg16(args, batch):
     import torchvision
     model = Classifier(torchvision.models.vgg16(num_classes=1000)).cuda().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
-    images = torch.randn(args.batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
-    return model, optimizer, [(images, torch.randint(1000, (args.batch,), device="cuda"))], args.batch
+    images = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+    return model, optimizer, [(images, torch.randint(1000, (batch,), device="cuda"))], batch
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=["gpt2", "vgg16"])
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--length", type=int, default=1024, help="tokens in a sequence")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--tf32", action="store_true", help="fp32 with TF32 products in place of autocast to bf16")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--warmup", type=int, default=8)
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True
-    model, optimizer, batches, work = {"gpt2": gpt2, "vgg16": vgg16}[args.model](args)
-    run = torch.compile(model) if args.compile else model
+def measure(args, batch):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model, optimizer, batches, work = {"gpt2": gpt2, "vgg16": vgg16}[args.model](args, batch)
+    run = torch.compile(model, dynamic=False) if args.compile else model
     times_ms = []
     for step in range(args.warmup + args.steps):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -107,8 +99,31 @@ def main():
         if step >= args.warmup:
             times_ms.append(begin.elapsed_time(end))
     median = statistics.median(times_ms)
-    print(json.dumps({"torch": torch.__version__, "compile": args.compile, "step_ms": round(median, 3), "per_s": round(work / median * 1e3, 1),
-                      "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3), "loss": round(loss.item(), 4)}))
+    return {"torch": torch.__version__, "compile": args.compile, "batch": batch, "step_ms": round(median, 3),
+            "per_s": round(work / median * 1e3, 1), "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3),
+            "reserved_gib": round(torch.cuda.max_memory_reserved() / 2**30, 3), "before_gib": round(before / 2**30, 3),
+            "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "loss": round(loss.item(), 4)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=["gpt2", "vgg16"])
+    parser.add_argument("--batch", type=int, nargs="+", required=True)
+    parser.add_argument("--length", type=int, default=1024, help="tokens in a sequence")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--tf32", action="store_true", help="fp32 with TF32 products in place of autocast to bf16")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=8)
+    args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    for batch in args.batch:
+        torch.manual_seed(0)
+        print(json.dumps(measure(args, batch)), flush=True)
+        if args.compile:
+            torch._dynamo.reset()  # compiled code holds on to its model, and counts as a reason for dynamic shapes
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
