@@ -27,6 +27,7 @@
 //   (a bitmap
 //     all-reduce per step, no rebuild) and changes nothing else
 //   - broadcast_buffers is missing: the models here have no buffers
+//   - one rank alone makes no bucket copies: it has nothing to send
 //
 // Knobs (upstream name = default)
 //   bucket_cap_mb=25  first_bucket_mb=1  gradient_as_bucket_view=false  find_unused_parameters=false static_graph=false
