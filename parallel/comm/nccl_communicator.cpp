@@ -101,19 +101,13 @@ std::string nccl_version() {
 }
 
 NcclCommunicator::NcclCommunicator(std::unique_ptr<MpiGroup> group, Device& device, int max_ctas, std::string axis)
-    : NcclCommunicator(std::move(group), nullptr, device, max_ctas, std::move(axis)) {
-  handle_ = connect(*group_, max_ctas_);
-}
-
-NcclCommunicator::NcclCommunicator(std::unique_ptr<MpiGroup> group, std::unique_ptr<NcclHandle> handle, Device& device,
-                                   int max_ctas, std::string axis)
     : group_(std::move(group)),
       device_(device),
       max_ctas_(max_ctas),
       axis_(std::move(axis)),
       events_(std::make_shared<EventPool>()),
       stream_(device.make_stream(true)),
-      handle_(std::move(handle)) {}
+      handle_(connect(*group_, max_ctas_)) {}
 
 NcclCommunicator::~NcclCommunicator() {
   for (const auto& [place, channel] : channels_) channel->start_end();
@@ -234,25 +228,11 @@ void NcclCommunicator::progress() {
   }
 }
 
-void NcclCommunicator::wait_until_empty() {
-  std::unique_ptr<Event> end = events_->take(*stream_);
-  stream_->record(*end);
-  wait_for_nccl(
-      *group_, [&end] { return end->passed(); }, str("the operations of ", group_->label()), 0);
-  events_->give_back(std::move(end));
-}
-
 std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key, std::string axis) {
   PDL_CHECK(color >= 0, "color ", color);
-  wait_until_empty();  // NCCL divides only a communicator that has nothing left to do
   std::unique_ptr<MpiGroup> part = group_->split(color, key, "axis " + axis);
-  const bool alone = part->size() == 1;
-  auto handle = std::make_unique<NcclHandle>(*part, part->label());
-  const std::int64_t sequence = publish({.call = CommCall::setup});
-  handle->split(*handle_, alone ? NCCL_SPLIT_NOCOLOR : color, part->rank(), max_ctas_, sequence);
-  if (alone) return make_self_communicator(device_, std::move(axis));
-  return std::unique_ptr<Communicator>(
-      new NcclCommunicator(std::move(part), std::move(handle), device_, max_ctas_, std::move(axis)));
+  if (part->size() == 1) return make_self_communicator(device_, std::move(axis));
+  return std::make_unique<NcclCommunicator>(std::move(part), device_, max_ctas_, std::move(axis));
 }
 
 }  // namespace pdl

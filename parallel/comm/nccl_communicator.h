@@ -14,7 +14,7 @@
 // and must be received in it. Messages of different pairs and directions do not wait for each other (nccl_channel.h).
 //
 // Failures. Collectives are announced on the host's board as those of MPI are, so that ranks which disagree get an
-// Error and no hang. Connecting and splitting have the deadline. Once an operation is on its stream only the GPU waits
+// Error and no hang. Connecting has the deadline. Once an operation is on its stream only the GPU waits
 // for peers, and a host wait for that stream (Stream::synchronize) has no deadline. `progress` reports what NCCL
 // notices.
 
@@ -63,17 +63,15 @@ class NcclCommunicator final : public Communicator {
 
   /// Throws Error(communication) when NCCL reports that an operation went wrong, or a peer has called another one.
   void progress() override;
-  /// Waits on the host for all that this group has been asked to do. On one rank the result is `self`.
+  /// The part connects on its own, without ncclCommSplit: that writes to a communicator that nobody keeps for ranks
+  /// without a part, at a time of its choosing. On one rank the result is `self`.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis) override;
 
  private:
-  NcclCommunicator(std::unique_ptr<MpiGroup> group, std::unique_ptr<NcclHandle> handle, Device& device, int max_ctas,
-                   std::string axis);
   std::int64_t publish(const CallRecord& record);
   template <typename Issue>
   Work queue(const CallRecord& record, const char* call, Stream& stream, Issue issue);
   Work message(const Tensor& tensor, int peer, int tag, bool sends, Stream& stream);
-  void wait_until_empty();
 
   std::unique_ptr<MpiGroup> group_;
   Device& device_;

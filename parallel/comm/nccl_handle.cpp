@@ -97,13 +97,6 @@ void NcclHandle::connect(ncclUniqueId id, int rank, int size, int max_ctas) {
   check(ncclCommInitRankConfig(comm_.get(), size, id, rank, &config), "ncclCommInitRankConfig");
 }
 
-void NcclHandle::split(NcclHandle& parent, int color, int key, int max_ctas, std::int64_t sequence) {
-  ncclConfig_t config = nccl_config(max_ctas);
-  // The new communicator is there when the parent is done, and can be used when it is done itself.
-  parent.settle(ncclCommSplit(parent.get(), color, key, comm_.get(), &config), "ncclCommSplit", sequence);
-  if (get() != nullptr) settle(ncclInProgress, "ncclCommSplit");
-}
-
 bool NcclHandle::idle() const {
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(get(), &state), "ncclCommGetAsyncError");

@@ -35,9 +35,6 @@ class NcclHandle {
   ncclUniqueId make_id() const;
   /// Starts to connect; `idle` says when it is done.
   void connect(ncclUniqueId id, int rank, int size, int max_ctas);
-  /// Collective over the parent's ranks, which have nothing left to do in it, as its operation `sequence`. Waits. With
-  /// the color NCCL_SPLIT_NOCOLOR the handle stays empty.
-  void split(NcclHandle& parent, int color, int key, int max_ctas, std::int64_t sequence);
   /// The group is of no use any more: the destructor aborts.
   void give_up() { failed_ = true; }
   /// Starts to come to the end, which the destructor waits for. Several handles of two ranks are all told before any is
