@@ -131,6 +131,7 @@ ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
 
   config.device = root.choice("device", "auto", {"auto", "cpu", "cuda"},
                               "where the ranks compute; auto: on GPUs where there are any, except in fp64");
+  config.cuda_graphs = root.get("cuda_graphs", true, "replay passes that repeat as CUDA graphs; nothing on CPUs");
   const ConfigReader workload = root.section("workload", "model and data");
   config.model = read_model_options(workload);
   config.data = read_data_options(workload);

@@ -35,6 +35,7 @@ struct ExperimentConfig {
   TrainingOptions training;
   std::int64_t checkpoint_epochs = 1;  ///< a checkpoint every so many epochs; 0: none
   std::string device = "auto";
+  bool cuda_graphs = true;  ///< passes that repeat are recorded and replayed, on devices that can
   std::string comm = "auto";
   MeasureOptions measure;
   LimitOptions limits;

@@ -26,7 +26,8 @@ void open_device(Experiment& experiment, int threads, int local_rank) {
   experiment.device = make_device({.kind = config.device,
                                    .threads = threads,
                                    .ordinal = local_rank % std::max(1, device_count(config.device)),
-                                   .memory_limit_bytes = config.limits.memory_limit_mb << 20});
+                                   .memory_limit_bytes = config.limits.memory_limit_mb << 20,
+                                   .record_work = config.cuda_graphs});
   experiment.backend =
       make_backend(*experiment.device, {.deterministic = config.training.deterministic, .tf32 = config.training.tf32});
   experiment.backend->set_stream(experiment.device->compute_stream());

@@ -30,7 +30,9 @@ enum class Activation { none, relu, gelu_tanh };
 struct DropoutKey {
   double rate = 0.0;  ///< 0 switches dropout off
   std::uint64_t seed = 0;
-  std::uint32_t update = 0;                  ///< optimizer update (PipeDream: mini-batch) that the sample belongs to
+  /// [1] optimizer update (PipeDream: mini-batch) that the samples belong to. In device memory, as the ids are: work
+  /// that was recorded once then serves every update. Read when rate > 0 only.
+  const std::int64_t* update = nullptr;
   std::uint32_t site = 0;                    ///< which dropout of the model: layer index * 8 + place inside the layer
   const std::int64_t* sample_ids = nullptr;  ///< [N] global sample ids, device memory
   std::int64_t samples = 0;                  ///< N

@@ -41,9 +41,22 @@ class CudaEvent final : public Event {
   bool in_graph_ = false;
 };
 
+/// A CUDA graph, ready to be launched.
+class CudaRecording final : public Recording {
+ public:
+  explicit CudaRecording(cudaGraph_t graph) { PDL_CUDA(cudaGraphInstantiate(&executable_, graph, 0)); }
+  ~CudaRecording() override { cudaGraphExecDestroy(executable_); }
+  CudaRecording(const CudaRecording&) = delete;
+  CudaRecording& operator=(const CudaRecording&) = delete;
+  cudaGraphExec_t get() const { return executable_; }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 class CudaStream final : public Stream {
  public:
-  explicit CudaStream(bool high_priority) {
+  explicit CudaStream(bool high_priority, bool can_record = false) : can_record_(can_record) {
     int lowest = 0, highest = 0;
     PDL_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     PDL_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high_priority ? highest : lowest));
@@ -60,8 +73,30 @@ class CudaStream final : public Stream {
   void synchronize() override { PDL_CUDA(cudaStreamSynchronize(stream_)); }
   void* native() const override { return stream_; }
 
+  bool can_record() const override { return can_record_; }
+  std::unique_ptr<Recording> record_work(const std::function<void()>& work) override {
+    // Other threads, which load data, may go on calling what a recording thread must not.
+    PDL_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    cudaGraph_t graph = nullptr;
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(stream_, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();  // what went wrong is in flight already
+      throw;
+    }
+    PDL_CUDA(cudaStreamEndCapture(stream_, &graph));
+    const std::unique_ptr<CUgraph_st, cudaError_t (*)(cudaGraph_t)> owner(graph, cudaGraphDestroy);
+    return std::make_unique<CudaRecording>(graph);
+  }
+  void replay(const Recording& recording) override {
+    PDL_CUDA(cudaGraphLaunch(static_cast<const CudaRecording&>(recording).get(), stream_));
+  }
+
  private:
   cudaStream_t stream_ = nullptr;
+  bool can_record_;
 };
 
 /// A ring of timed events. Each event's time is found from the one before: the runtime gives differences in single
@@ -149,7 +184,7 @@ class CudaDevice final : public Device {
   CudaDevice(const DeviceOptions& options, const DeviceInfo& info)
       : Device(options.memory_limit_bytes > 0 ? options.memory_limit_bytes : info.memory_bytes),
         info_(info),
-        compute_(false) {}
+        compute_(false, options.record_work) {}
 
   DeviceInfo info() const override { return info_; }
   Stream& compute_stream() override { return compute_; }
@@ -236,21 +271,20 @@ std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
 }
 
 CudaScratch::~CudaScratch() {
-  cudaFree(data_);
-  device_.add_library_bytes(-bytes_);
+  for (void* const piece : pieces_) cudaFree(piece);
+  device_.add_library_bytes(-total_bytes_);
 }
 
 void* CudaScratch::get(std::int64_t bytes) {
-  if (bytes <= bytes_) return data_;
-  PDL_CUDA(cudaDeviceSynchronize());  // kernels may still work in the old piece
-  PDL_CUDA(cudaFree(data_));
-  device_.add_library_bytes(-bytes_);
-  data_ = nullptr;
-  bytes_ = 0;
-  PDL_CUDA(cudaMalloc(&data_, static_cast<std::size_t>(bytes)));
-  bytes_ = bytes;
-  device_.add_library_bytes(bytes_);
-  return data_;
+  if (bytes > bytes_ || pieces_.empty()) {
+    void* piece = nullptr;
+    PDL_CUDA(cudaMalloc(&piece, static_cast<std::size_t>(bytes > 0 ? bytes : 1)));
+    pieces_.push_back(piece);
+    bytes_ = bytes;
+    total_bytes_ += bytes;
+    device_.add_library_bytes(bytes);
+  }
+  return pieces_.back();
 }
 
 }  // namespace pdl

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/device/device.h"
 
@@ -25,8 +26,8 @@ std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
 /// GPUs that this process sees; 0 without a driver.
 int cuda_device_count();
 
-/// Device memory outside the arena that a library or a kernel works in. Grows when asked for more, which waits for the
-/// device: only first steps do. Its bytes are in Device::library_bytes().
+/// Device memory outside the arena that a library or a kernel works in. Grows when asked for more, which only first
+/// steps do; outgrown pieces stay, as recorded work may still use them. Its bytes are in Device::library_bytes().
 class CudaScratch {
  public:
   explicit CudaScratch(Device& device) : device_(device) {}
@@ -39,8 +40,9 @@ class CudaScratch {
 
  private:
   Device& device_;
-  void* data_ = nullptr;
-  std::int64_t bytes_ = 0;
+  std::vector<void*> pieces_;  ///< the last one is in use
+  std::int64_t bytes_ = 0;     ///< of that one
+  std::int64_t total_bytes_ = 0;
 };
 
 }  // namespace pdl

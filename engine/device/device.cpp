@@ -23,6 +23,13 @@ std::string describe_held(const MemoryByKind& held) {
 
 }  // namespace
 
+std::unique_ptr<Recording> Stream::record_work(const std::function<void()>&) {
+  PDL_CHECK(false, "this stream does not record");
+  return nullptr;
+}
+
+void Stream::replay(const Recording&) { PDL_CHECK(false, "this stream does not record"); }
+
 Buffer::~Buffer() {
   if (device_ != nullptr) device_->release(data_, bytes_, kind_);
 }

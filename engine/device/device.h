@@ -7,6 +7,7 @@
 // events are no-ops.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,6 +18,12 @@
 namespace pdl {
 
 class Device;
+
+/// Work of a stream that was recorded instead of done.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+};
 
 /// A point in a stream's order of work.
 class Event {
@@ -35,6 +42,13 @@ class Stream {
   virtual void wait(const Event& event) = 0;  ///< what is queued from now on happens after the event; the host goes on
   virtual void synchronize() = 0;             ///< the host waits for all that is queued
   virtual void* native() const { return nullptr; }  ///< the vendor's handle, for the vendor's own files only
+
+  /// Whether this stream can record work and do it again as a whole, which costs host and device less than piece by
+  /// piece. Recorded work finds the same memory each time it is replayed; only the contents may differ.
+  virtual bool can_record() const { return false; }
+  /// What `work` queues on this stream is recorded, not done. `work` must not wait on the host.
+  virtual std::unique_ptr<Recording> record_work(const std::function<void()>& work);
+  virtual void replay(const Recording& recording);
 };
 
 /// Measures when the compute stream reaches points in its order of work, without stopping it or the host.
@@ -164,6 +178,7 @@ struct DeviceOptions {
   int threads = 1;           ///< host threads that compute (CPU)
   int ordinal = 0;           ///< which of the devices of this host (CUDA)
   std::int64_t memory_limit_bytes = 0;
+  bool record_work = true;  ///< the compute stream can record, where the kind of device can
 };
 
 /// Devices of this kind that this process can use; 0 when the build or the machine has none.

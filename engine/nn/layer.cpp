@@ -6,7 +6,7 @@ DropoutKey LayerIo::dropout_key(double rate, int place) const {
   DropoutKey key;
   key.rate = training ? rate : 0.0;
   key.seed = batch.seed;
-  key.update = static_cast<std::uint32_t>(batch.update);
+  key.update = batch.update.defined() ? batch.update.data<std::int64_t>() : nullptr;
   key.site = static_cast<std::uint32_t>(layer_index * 8 + place);
   key.sample_ids = batch.sample_ids.defined() ? batch.sample_ids.data<std::int64_t>() : nullptr;
   key.samples = batch.size;

@@ -21,7 +21,7 @@ struct MicroBatch {
   Tensor sample_ids;      ///< int64 [N] global sample ids
   Tensor metrics;         ///< fp64 [2]: += sum of losses, += number of correct predictions
   std::uint64_t seed = 0;
-  std::int64_t update = 0;      ///< dropout key: the optimizer update that these samples belong to
+  Tensor update;                ///< int64 [1], dropout key: the optimizer update that these samples belong to
   double gradient_scale = 1.0;  ///< 1 / (losses in the global batch): sums of gradients are then means
 };
 
@@ -81,6 +81,9 @@ class Layer {
   virtual std::int64_t workspace_bytes(const Shape& x, DType dtype, Backend& backend) const;
   /// Multiply-adds count 2. Of the forward pass; the backward pass of every layer here costs twice that.
   virtual double flops(const Shape& x) const = 0;
+  /// False when what forward or backward queues is not the same each time, or waits for other ranks: then the layer's
+  /// stage is not recorded (device/repeated_work.h).
+  virtual bool repeatable() const { return true; }
   /// True when forward already wrote the input gradient over x (the loss): dx is x, backward does nothing.
   virtual bool input_grad_in_place() const { return false; }
 

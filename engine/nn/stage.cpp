@@ -1,6 +1,7 @@
 #include "engine/nn/stage.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace pdl {
 namespace {
@@ -21,6 +22,8 @@ struct StoreReady final : LayerIo::Ready {
   GradientListener* listener = nullptr;
 };
 
+std::int64_t place_of(const Tensor& tensor) { return std::bit_cast<std::int64_t>(tensor.raw()); }
+
 }  // namespace
 
 Stage::Stage(const LayerList& layers, int first, int last, const TensorSpec& sample_input, std::int64_t max_samples,
@@ -40,6 +43,7 @@ Stage::Stage(const LayerList& layers, int first, int last, const TensorSpec& sam
     const auto i = static_cast<std::size_t>(index);
     PlacedLayer placed;
     placed.layer = layers[i].get();
+    repeatable_ = repeatable_ && layers[i]->repeatable();
     placed.index = index;
     for (std::size_t p = 0; p < layers[i]->param_specs().size(); ++p) placed.params.push_back(registered++);
     placed.y_offset = slot_bytes_;
@@ -61,6 +65,7 @@ Stage::Stage(const LayerList& layers, int first, int last, const TensorSpec& sam
 void Stage::allocate(Device& device) {
   for (Buffer& buffer : scratch_) buffer = device.allocate(scratch_bytes_ / 2, MemoryKind::activations);
   workspace_ = device.allocate(workspace_bytes_, MemoryKind::workspace);
+  if (repeatable_) repeated_.emplace(device.compute_stream());
 }
 
 std::vector<Shape> Stage::shapes_for(std::int64_t samples) const {
@@ -110,8 +115,26 @@ Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot&
                       const Tensor& x, bool training) {
   PDL_CHECK(batch.size > 0 && batch.size <= max_samples_, "a slot for ", max_samples_, " samples was given ",
             batch.size);
-  const std::vector<Shape> shapes = shapes_for(batch.size);
   const Pass pass{store, values, slot, batch, x};
+  return repeat(pass, {training}, [&] { return run_forward(pass, training); });
+}
+
+Tensor Stage::repeat(const Pass& pass, RepeatedWork::Key key, const std::function<Tensor()>& work) {
+  if (!repeated_) return work();
+  const MicroBatch& batch = pass.batch;
+  for (const Tensor* tensor :
+       {&pass.values, &pass.x, &batch.input, &batch.target, &batch.sample_ids, &batch.metrics, &batch.update}) {
+    key.push_back(place_of(*tensor));
+  }
+  key.push_back(std::bit_cast<std::int64_t>(pass.slot.buffer().raw()));
+  key.push_back(batch.size);
+  key.push_back(static_cast<std::int64_t>(batch.seed));
+  key.push_back(std::bit_cast<std::int64_t>(batch.gradient_scale));
+  return repeated_->run(key, work);
+}
+
+Tensor Stage::run_forward(const Pass& pass, bool training) {
+  const std::vector<Shape> shapes = shapes_for(pass.batch.size);
   Tensor y;
   for (std::size_t position = 0; position < placed_.size(); ++position) {
     const LayerIo io = layer_io(position, pass, shapes, training);
@@ -124,8 +147,22 @@ Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot&
 Tensor Stage::backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched,
                        const Slot& slot, const MicroBatch& batch, const Tensor& x, Tensor dy,
                        GradientListener* listener) {
-  const std::vector<Shape> shapes = shapes_for(batch.size);
   const Pass pass{store, values, slot, batch, x};
+  if (listener != nullptr) return run_backward(pass, grads, touched, dy, listener);
+  RepeatedWork::Key key(touched.begin(), touched.end());
+  key.push_back(place_of(grads));
+  key.push_back(place_of(dy));
+  const Tensor dx = repeat(pass, key, [&] { return run_backward(pass, grads, touched, dy, nullptr); });
+  for (const PlacedLayer& placed : placed_) {
+    for (int registered : placed.params) touched[static_cast<std::size_t>(store.owner(registered))] = 1;
+  }
+  return dx;
+}
+
+Tensor Stage::run_backward(const Pass& pass, const Tensor& grads, std::vector<char>& touched, Tensor dy,
+                           GradientListener* listener) {
+  const ParamStore& store = pass.store;
+  const std::vector<Shape> shapes = shapes_for(pass.batch.size);
   std::vector<int> pending(store.params().size(), 0);
   for (const PlacedLayer& placed : placed_) {
     for (int registered : placed.params) ++pending[static_cast<std::size_t>(store.owner(registered))];

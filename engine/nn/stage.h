@@ -4,10 +4,16 @@
 // A slot is the memory of one micro-batch in flight: every layer's output and saved tensors, at fixed offsets.
 // Schedules that keep several micro-batches in flight take several slots. Gradients between layers ping-pong through
 // two scratch buffers that all slots share, since only one backward runs at a time.
+//
+// A pass over the same memory is the same work each time. Where the device can, it is recorded and replayed as a whole,
+// unless a listener wants to hear of gradients on the way.
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
+#include "engine/device/repeated_work.h"
 #include "engine/nn/model.h"
 
 namespace pdl {
@@ -75,6 +81,11 @@ class Stage {
     const MicroBatch& batch;
     const Tensor& x;
   };
+  Tensor run_forward(const Pass& pass, bool training);
+  Tensor run_backward(const Pass& pass, const Tensor& grads, std::vector<char>& touched, Tensor dy,
+                      GradientListener* listener);
+  /// Does `work`, or replays it. `key` is all that tells the pass from others besides `pass`.
+  Tensor repeat(const Pass& pass, RepeatedWork::Key key, const std::function<Tensor()>& work);
   std::vector<Shape> shapes_for(std::int64_t samples) const;
   /// The part of LayerIo that both directions share. Its spans point into members and hold until the next call.
   LayerIo layer_io(std::size_t position, const Pass& pass, const std::vector<Shape>& shapes, bool training);
@@ -88,6 +99,8 @@ class Stage {
   std::int64_t slot_bytes_ = 0, scratch_bytes_ = 0, workspace_bytes_ = 0;
   Shape input_shape_;  ///< of the first layer here, for max_samples
   Buffer scratch_[2], workspace_;
+  bool repeatable_ = true;
+  std::optional<RepeatedWork> repeated_;  ///< from `allocate` on
   std::vector<Tensor> params_, grads_, saved_;
   std::vector<char> accumulate_;
 };

@@ -95,7 +95,8 @@ class Ddp final : public StepMethod {
 
   double train_step(const StepOrder& order, Observer& observer) override {
     reducer_.begin();
-    replica_.accumulate(order, &reducer_, observer);
+    // One rank has nothing to reduce, and passes without a listener can be replayed.
+    replica_.accumulate(order, context_.world.size() > 1 ? &reducer_ : nullptr, observer);
     observer.phase(Phase::communication);
     reducer_.finish();
     if (knobs_.find_unused_parameters) agree_on_used_parameters();

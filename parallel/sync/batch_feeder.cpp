@@ -28,18 +28,19 @@ DType input_dtype(const ModelDescription& model, DType dtype) {
   return model.sample_input.dtype == DType::int32 ? DType::int32 : dtype;
 }
 
-/// Where the parts of a micro-batch lie in its memory: input, target, sample ids, and images as they arrive when these
-/// are rounded to a half type on the device.
+/// Where the parts of a micro-batch lie in its memory: input, target, sample ids, update, and images as they arrive
+/// when these are rounded to a half type on the device.
 struct UploadLayout {
   UploadLayout(const ModelDescription& model, DType dtype, std::int64_t samples) {
     const DType type = input_dtype(model, dtype);
     const std::int64_t inputs = model.sample_input.shape.elements() * samples;
     target = aligned(inputs * size_of(type));
     sample_ids = target + aligned(model.sample_target.shape.elements() * samples * size_of(DType::int32));
-    unrounded = sample_ids + aligned(samples * size_of(DType::int64));
+    update = sample_ids + aligned(samples * size_of(DType::int64));
+    unrounded = update + aligned(size_of(DType::int64));
     bytes = unrounded + (is_half(type) ? aligned(inputs * size_of(wide_dtype(type))) : 0);
   }
-  std::int64_t target, sample_ids, unrounded, bytes;
+  std::int64_t target, sample_ids, update, unrounded, bytes;
 };
 
 std::int64_t uploads_at_once(const Device& device) { return device.info().kind == "cpu" ? 1 : 2; }
@@ -80,6 +81,7 @@ BatchFeeder::Upload BatchFeeder::make_upload(const EngineContext& context) {
   upload.target =
       upload.memory.tensor(DType::int32, batched(model.sample_target.shape, max_micro_batch_), layout.target);
   upload.sample_ids = upload.memory.tensor(DType::int64, Shape{max_micro_batch_}, layout.sample_ids);
+  upload.update = upload.memory.tensor(DType::int64, Shape{1}, layout.update);
   if (is_half(dtype)) upload.unrounded = upload.memory.tensor(wide_dtype(dtype), input, layout.unrounded);
   upload.arrived = copies_->make_event();
   upload.used = copies_->make_event();
@@ -112,7 +114,7 @@ std::span<const Part> BatchFeeder::begin_step() {
   return pieces_;
 }
 
-MicroBatch BatchFeeder::next(Stream& stream) {
+MicroBatch BatchFeeder::next(Stream& stream, std::int64_t update) {
   if (!sent_ahead_) send();
   sent_ahead_ = false;
   Upload& upload = uploads_[next_upload_];
@@ -120,11 +122,13 @@ MicroBatch BatchFeeder::next(Stream& stream) {
   // All work on what lies where the next one goes is queued by now.
   stream.record(*uploads_[next_upload_].used);
   stream.wait(*upload.arrived);
+  device_.copy(upload.update.raw(), &update, sizeof update, stream);
   MicroBatch batch;
   batch.size = upload.size;
   batch.input = upload.input.rows(0, upload.size);
   batch.target = upload.target.rows(0, upload.size);
   batch.sample_ids = upload.sample_ids.rows(0, upload.size);
+  batch.update = upload.update;
   if (upload.unrounded.defined()) backend_.copy(batch.input, upload.unrounded.rows(0, upload.size));
   return batch;
 }

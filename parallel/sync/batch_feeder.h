@@ -37,8 +37,8 @@ class BatchFeeder {
   /// Micro-batches of the next step on this rank, whose sizes are given; `next` must be called as often.
   std::span<const Part> begin_step();
   /// The next micro-batch, on its way: work queued on `stream` from now on finds it there. Valid until the next call.
-  /// size, input, target and sample_ids are set.
-  MicroBatch next(Stream& stream);
+  /// size, input, target, sample_ids and update are set.
+  MicroBatch next(Stream& stream, std::int64_t update);
   /// Sends the micro-batch after that one ahead, if the plan has one; may wait for the loader. To be called when the
   /// work on this one is queued. Does nothing on a CPU, where there is no time to win.
   void send_ahead();
@@ -48,6 +48,7 @@ class BatchFeeder {
   struct Upload {
     Buffer memory;
     Tensor input, target, sample_ids;  ///< for max_micro_batch samples
+    Tensor update;                     ///< int64 [1]
     Tensor unrounded;                  ///< images as they arrive, when `input` has a half type
     std::unique_ptr<Event> arrived, used;
     std::int64_t size = 0;

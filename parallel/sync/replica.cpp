@@ -64,10 +64,9 @@ void Replica::accumulate(const StepOrder& order, GradientListener* listener, Obs
   if (pieces == 0) context_.backend.fill(store_.grads(), 0.0);
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     observer.phase(Phase::data);
-    MicroBatch batch = training_feeder_->next(stream);
+    MicroBatch batch = training_feeder_->next(stream, order.update);
     batch.metrics = metrics();
     batch.seed = context_.training.seed;
-    batch.update = order.update;
     batch.gradient_scale = 1.0 / predictions;
     observer.phase(Phase::forward);
     stage_.forward(store_, store_.values(), slot_, batch, batch.input, true);
@@ -81,7 +80,7 @@ void Replica::accumulate(const StepOrder& order, GradientListener* listener, Obs
 void Replica::evaluate_step() {
   Stream& stream = context_.device.compute_stream();
   for (std::size_t piece = validation_feeder_->begin_step().size(); piece > 0; --piece) {
-    MicroBatch batch = validation_feeder_->next(stream);
+    MicroBatch batch = validation_feeder_->next(stream, 0);
     batch.metrics = metrics();
     stage_.forward(store_, store_.values(), slot_, batch, batch.input, false);
     validation_feeder_->send_ahead();

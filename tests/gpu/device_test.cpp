@@ -57,6 +57,32 @@ TEST_CASE("the stopwatch measures work, not its queueing, and remembers thousand
   CHECK_THROWS_AS(stopwatch->seconds(start - Stopwatch::kRemembered, mark), Error);
 }
 
+TEST_CASE("recorded work is not done until it is replayed, and then on what memory holds by that time") {
+  if (gpu() == nullptr) return;
+  Stream& stream = gpu()->device->compute_stream();
+  REQUIRE(stream.can_record());
+  const std::unique_ptr<Backend> backend = make_backend(*gpu()->device, {});
+  backend->set_stream(stream);
+  const Values first = {1.0, 2.0, 3.0}, second = {4.0, 5.0, 6.0};
+  DeviceTensor from(DType::fp32, {3}), to(DType::fp32, {3});
+  from.set(first);
+  to.poison();
+  const auto recording = stream.record_work([&] {
+    backend->copy(to.tensor(), from.tensor());
+    backend->scale(to.tensor(), 2.0);
+  });
+  CHECK(to.values() != Values{2.0, 4.0, 6.0});
+  stream.replay(*recording);
+  CHECK(to.values() == Values{2.0, 4.0, 6.0});
+  from.set(second);
+  stream.replay(*recording);
+  CHECK(to.values() == Values{8.0, 10.0, 12.0});
+
+  CHECK_THROWS_AS(stream.record_work([] { throw Error("on the way"); }), Error);
+  stream.replay(*recording);
+  CHECK(to.values() == Values{8.0, 10.0, 12.0});
+}
+
 TEST_CASE("used memory follows what is allocated, and the driver agrees") {
   if (gpu() == nullptr) return;
   Device& device = *gpu()->device;

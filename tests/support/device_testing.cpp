@@ -204,17 +204,19 @@ Twin random_twin(DType dtype, Shape shape, std::uint64_t seed, double low, doubl
 }
 
 TwinKey::TwinKey(double rate, const Values& sample_ids)
-    : ids(DType::int64, {static_cast<std::int64_t>(sample_ids.size())}, sample_ids) {
+    : ids(DType::int64, {static_cast<std::int64_t>(sample_ids.size())}, sample_ids),
+      update(DType::int64, {1}, Values{6.0}) {
   key.rate = rate;
   key.seed = 0x123456789ABCDEFull;
-  key.update = 6;
   key.site = 17;
   key.samples = ids.elements();
 }
 
 DropoutKey TwinKey::operator[](const Side& side) const {
   DropoutKey on_side = key;
+  if (key.rate == 0.0) return on_side;
   on_side.sample_ids = static_cast<const std::int64_t*>(ids[side].raw());
+  on_side.update = static_cast<const std::int64_t*>(update[side].raw());
   return on_side;
 }
 

@@ -133,7 +133,7 @@ struct TwinKey {
   DropoutKey operator[](const Side& side) const;
 
   DropoutKey key;
-  Twin ids;
+  Twin ids, update;
 };
 
 /// Workspace for one call on one side.

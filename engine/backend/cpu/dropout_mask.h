@@ -3,7 +3,7 @@
 // backend can compute the same bits.
 //
 //   key     = philox_key(seed, RandomUse::dropout)
-//   counter = {element / 4, low 32 bits of the global sample id, site, update}
+//   counter = {element / 4, low 32 bits of the global sample id, site, low 32 bits of the update}
 //   bits    = word (element % 4) of philox4x32(counter, key)
 //   kept    iff to_unit(bits) >= rate; what is kept is multiplied by 1 / (1 - rate)
 //
@@ -24,8 +24,10 @@ namespace pdl {
 class DropoutMask {
  public:
   explicit DropoutMask(const DropoutKey& key)
-      : key_(philox_key(key.seed, RandomUse::dropout)), site_(key.site), update_(key.update), rate_(key.rate) {
+      : key_(philox_key(key.seed, RandomUse::dropout)), site_(key.site), rate_(key.rate) {
     PDL_CHECK(rate_ >= 0.0 && rate_ < 1.0, "dropout rate ", rate_);
+    PDL_CHECK(rate_ == 0.0 || key.update != nullptr, "dropout without an update that the samples belong to");
+    if (rate_ > 0.0) update_ = static_cast<std::uint32_t>(*key.update);
     // to_unit(bits) >= rate, solved for the bits; every step is exact in fp64.
     threshold_ = static_cast<std::uint32_t>(std::clamp(std::ceil(rate_ * 4294967296.0 - 0.5), 0.0, 4294967295.0));
   }
@@ -94,7 +96,7 @@ class DropoutMask {
   }
 
   std::array<std::uint32_t, 2> key_;
-  std::uint32_t site_, update_;
+  std::uint32_t site_, update_ = 0;
   std::uint32_t threshold_ = 0;
   double rate_;
 };

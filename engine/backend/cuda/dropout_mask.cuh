@@ -25,6 +25,7 @@ struct DropoutMask {
         first_column(key.first_column),
         rate(key.rate) {
     PDL_CHECK(key.rate >= 0.0 && key.rate < 1.0, "dropout rate ", key.rate);
+    PDL_CHECK(key.rate == 0.0 || key.update != nullptr, "dropout without an update that the samples belong to");
     const auto words = philox_key(key.seed, RandomUse::dropout);
     key0 = words[0];
     key1 = words[1];
@@ -36,7 +37,8 @@ struct DropoutMask {
 
   /// The four random words of elements 4 * quad .. 4 * quad + 3 of a sample.
   __device__ uint4 words(std::int64_t sample_id, std::int64_t quad) const {
-    std::uint32_t a = static_cast<std::uint32_t>(quad), b = static_cast<std::uint32_t>(sample_id), c = site, d = update;
+    std::uint32_t a = static_cast<std::uint32_t>(quad), b = static_cast<std::uint32_t>(sample_id), c = site,
+                  d = static_cast<std::uint32_t>(__ldg(update));
     std::uint32_t k0 = key0, k1 = key1;
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
@@ -85,8 +87,8 @@ struct DropoutMask {
     return local / local_width * full_width + first_column + local % local_width;
   }
 
-  const std::int64_t* sample_ids;
-  std::uint32_t site, update, key0 = 0, key1 = 0, threshold = 0;
+  const std::int64_t *sample_ids, *update;
+  std::uint32_t site, key0 = 0, key1 = 0, threshold = 0;
   std::int64_t local_width, full_width, first_column;
   double rate;
   float kept = 1.0f;

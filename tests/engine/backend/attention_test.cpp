@@ -34,11 +34,11 @@ struct Attention {
         workspace(DType::uint8, {backend.attention_workspace_bytes(qkv.tensor().shape(), dtype)}) {}
 
   DropoutKey key() const {
-    static const std::int64_t ids[] = {11, 5};
+    static const std::int64_t ids[] = {11, 5}, update = 6;
     DropoutKey key;
     key.rate = of.rate;
     key.seed = 42;
-    key.update = 6;
+    key.update = &update;
     key.site = 17;
     key.sample_ids = ids;
     key.samples = of.b;
@@ -72,7 +72,7 @@ double dropout_scale(const Attention& call, std::int64_t b, std::int64_t a, std:
   const DropoutKey dropout = call.key();
   const auto element = static_cast<std::uint32_t>(((Attention::kFirstHead + a) * call.of.t + query) * call.of.t + key);
   const auto words =
-      philox4x32({element / 4, static_cast<std::uint32_t>(dropout.sample_ids[b]), dropout.site, dropout.update},
+      philox4x32({element / 4, static_cast<std::uint32_t>(dropout.sample_ids[b]), dropout.site, static_cast<std::uint32_t>(*dropout.update)},
                  philox_key(dropout.seed, RandomUse::dropout));
   return to_unit(words[element % 4]) >= dropout.rate ? 1.0 / (1.0 - dropout.rate) : 0.0;
 }

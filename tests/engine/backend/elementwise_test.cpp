@@ -21,9 +21,9 @@ double naive_gelu(double x) {
 
 // The definition, one Philox call for each element.
 bool is_kept(const DropoutKey& key, std::int64_t sample_id, std::int64_t element) {
-  const auto words =
-      philox4x32({static_cast<std::uint32_t>(element / 4), static_cast<std::uint32_t>(sample_id), key.site, key.update},
-                 philox_key(key.seed, RandomUse::dropout));
+  const auto words = philox4x32({static_cast<std::uint32_t>(element / 4), static_cast<std::uint32_t>(sample_id),
+                                 key.site, static_cast<std::uint32_t>(*key.update)},
+                                philox_key(key.seed, RandomUse::dropout));
   return to_unit(words[static_cast<std::size_t>(element % 4)]) >= key.rate;
 }
 
@@ -42,13 +42,14 @@ struct Samples {
     DropoutKey key;
     key.rate = rate;
     key.seed = 0x123456789abcdefull;
-    key.update = 17;
+    key.update = &update;
     key.site = 42;
     key.sample_ids = ids.data();
     key.samples = static_cast<std::int64_t>(ids.size());
     return key;
   }
   std::vector<std::int64_t> ids;
+  std::int64_t update = 17;
 };
 
 }  // namespace
@@ -150,7 +151,8 @@ TEST_CASE("dropout keeps the promised fraction, differently for each sample, sit
 
     DropoutKey other_site = key, other_update = key, other_seed = key;
     other_site.site += 1;
-    other_update.update += 1;
+    const std::int64_t next_update = *key.update + 1;
+    other_update.update = &next_update;
     other_seed.seed += std::uint64_t{1} << 40;
     CHECK((mask != mask_of(*cpu.backend, other_site, DType::fp64, shape)));
     CHECK((mask != mask_of(*cpu.backend, other_update, DType::fp64, shape)));

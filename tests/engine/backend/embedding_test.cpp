@@ -57,11 +57,12 @@ Gradients naive_gradients(const OwnedTensor& tokens, const OwnedTensor& dy, std:
 }
 
 DropoutKey dropout_key(const std::vector<std::int64_t>& ids, double rate) {
+  static const std::int64_t update = 4;
   DropoutKey key;
   key.rate = rate;
   key.seed = 99;
   key.site = 3;
-  key.update = 4;
+  key.update = &update;
   key.sample_ids = ids.data();
   key.samples = static_cast<std::int64_t>(ids.size());
   return key;

@@ -113,7 +113,8 @@ TEST_CASE("each dropout of a model has a place of its own") {
   MicroBatch batch;
   batch.size = 4;
   batch.seed = 42;
-  batch.update = 17;
+  std::int64_t update = 17;
+  batch.update = Tensor(&update, DType::int64, {1});
   const std::unique_ptr<Device> device = make_device({.kind = "cpu"});
   const std::unique_ptr<Backend> backend = make_backend(*device, {});
   LayerIo io(*backend, batch);
@@ -121,7 +122,7 @@ TEST_CASE("each dropout of a model has a place of its own") {
   const DropoutKey key = io.dropout_key(0.3, 2);
   CHECK(key.rate == 0.3);
   CHECK(key.seed == 42);
-  CHECK(key.update == 17);
+  CHECK(key.update == &update);
   CHECK(key.site == 42);
   CHECK(key.samples == 4);
   io.training = false;

@@ -151,7 +151,7 @@ std::unique_ptr<TestBatch> make_batch(const TinyModel& model, std::vector<std::i
   micro.sample_ids = Tensor(batch->ids.data(), DType::int64, {samples});
   micro.metrics = Tensor(batch->metrics.data(), DType::fp64, {2});
   micro.seed = kSeed;
-  micro.update = 3;
+  micro.update = Tensor(&batch->update, DType::int64, {1});
   micro.gradient_scale = 1.0 / static_cast<double>(global_samples * model.predictions);
   return batch;
 }

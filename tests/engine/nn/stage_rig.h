@@ -42,6 +42,7 @@ struct TestBatch {
   std::vector<std::int32_t> tokens, targets;
   std::vector<std::int64_t> ids;
   std::vector<double> metrics = {0.0, 0.0};
+  std::int64_t update = 3;
 
   double loss() const { return metrics[0] * micro.gradient_scale; }
 };

@@ -252,7 +252,7 @@ TEST_CASE("dropout depends on sample and update, not on the place in the batch")
     Chain chain(model, {});
     const auto loss_of = [&](std::vector<std::int64_t> ids, std::int64_t update) {
       const auto batch = make_batch(model, std::move(ids), 1);
-      batch->micro.update = update;
+      batch->update = update;
       chain.forward(0, *batch);
       return batch->metrics[0];
     };
