@@ -74,9 +74,13 @@ class Backend {
   // --- matrix products: x [M, I], w [O, I], bias [O], y [M, O]
   // -------------------------------------------------------------
   /// y = activation(x w^T + bias). `bias` may be undefined. For gelu_tanh, `pre_activation` [M, O] receives x w^T +
-  /// bias when defined; relu needs none, as y itself tells where it was cut.
-  virtual void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias,
-                              Activation activation) = 0;
+  /// bias when defined; relu needs none, as y itself tells where it was cut. Without activation `residual` [M, O] may
+  /// be defined: y = residual + (x w^T + bias). y overlaps nothing else.
+  virtual void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation,
+                              Tensor residual) = 0;
+  void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation) {
+    linear_forward(y, pre_activation, x, w, bias, activation, Tensor());
+  }
   /// dx = dy w. When x was activation(pre_activation), made by the operation before, and `activation` is not none, dx
   /// is the gradient of that pre-activation [M, I] instead: (dy w) * activation'(pre_activation).
   virtual void linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pre_activation, Activation activation) = 0;

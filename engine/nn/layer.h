@@ -43,8 +43,9 @@ struct LayerIo {
   bool wants_input_grad = true;  ///< false for the first layer: dx is not computed
   int layer_index = 0;           ///< place in the model: dropout sites are layer_index * 8 + k
 
-  Tensor x, y;    ///< forward: input, output; backward: both as they were
-  Tensor dx, dy;  ///< backward only; the layer may overwrite dy; dx overwrites, and may lie over x
+  Tensor x, y;      ///< forward: input, output; backward: both as they were
+  Tensor dx, dy;    ///< backward only; the layer may overwrite dy; dx overwrites, and may lie over x
+  Tensor residual;  ///< forward of a layer that adds_residual: y = residual + what the layer computes, when defined
   /// Backward of a linear layer: x is `input_activation` of `input_pre`, and dx is wanted ahead of it.
   Activation input_activation = Activation::none;
   Tensor input_pre;
@@ -86,6 +87,9 @@ class Layer {
   virtual bool repeatable() const { return true; }
   /// True when forward already wrote the input gradient over x (the loss): dx is x, backward does nothing.
   virtual bool input_grad_in_place() const { return false; }
+  /// True when forward looks at io.residual. A caller that finds false adds it itself. Backward is the same either way:
+  /// the residual's gradient is dy.
+  virtual bool adds_residual() const { return false; }
 
   virtual void forward(const LayerIo& io) const = 0;
   virtual void backward(const LayerIo& io) const = 0;

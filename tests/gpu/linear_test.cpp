@@ -63,6 +63,12 @@ TEST_CASE("cuda: linear forward, with or without bias, activation and saved pre-
       };
       agree(dtype, {{y, "product", kProduct}}, forward(none, none, Activation::none));
       agree(dtype, {{y, "with bias", kProduct}}, forward(none, layer.bias, Activation::none));
+      for (const Twin* bias : {&layer.bias, &none}) {
+        const Twin residual = random_twin(dtype, {e.rows, e.out}, 5, -1.0, 1.0, e.offset);
+        agree(dtype, {{y, "onto a residual", kProduct}}, [&](const Side& on) {
+          on->linear_forward(y[on], Tensor(), layer.x[on], layer.w[on], (*bias)[on], Activation::none, residual[on]);
+        });
+      }
       agree(dtype, {{y, "relu", kProduct}}, forward(none, layer.bias, Activation::relu));
       agree(dtype, {{y, "gelu", kGelu}}, forward(none, layer.bias, Activation::gelu_tanh));
       agree(dtype, {{y, "gelu", kGelu}, {pre_activation, "pre-activation", kProduct}},
@@ -143,6 +149,11 @@ TEST_CASE("cuda: linear layers refuse tensors that do not fit each other") {
   }
   CHECK_THROWS_AS(backend.linear_forward(y[on], Tensor(), layer.x[on], layer.w[on], narrow[on], Activation::none),
                   Error);
+  for (const Twin* residual : {&narrow, &half}) {
+    CHECK_THROWS_AS(backend.linear_forward(y[on], Tensor(), layer.x[on], layer.w[on], layer.bias[on], Activation::none,
+                                           (*residual)[on]),
+                    Error);
+  }
   CHECK_THROWS_AS(backend.linear_backward_data(narrow[on], layer.dy[on], layer.w[on]), Error);
   CHECK_THROWS_AS(backend.linear_backward_weight(dw[on], narrow[on], layer.dy[on], layer.x[on], false), Error);
   gpu()->wait();

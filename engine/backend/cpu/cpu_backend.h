@@ -27,7 +27,9 @@ class CpuBackend final : public Backend {
   ~CpuBackend() override;
 
   // linear.cpp
-  void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation) override;
+  using Backend::linear_forward;
+  void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation,
+                      Tensor residual) override;
   using Backend::linear_backward_data;
   void linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pre_activation, Activation activation) override;
   void linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) override;

@@ -27,34 +27,46 @@ Extents checked_extents(const Tensor& x, const Tensor& w, const Tensor& y) {
   return e;
 }
 
-// One stretch of one row: y = activation(sums + bias). `sums` is y itself or where the pre-activation is kept; it
-// receives sums + bias. `bias` may be null.
+// Where sums of products go, and what makes y of them. `sums` is y itself or where the pre-activation is kept; it
+// receives sums + bias. `bias` and `residual` may be null.
 template <typename T>
-void finish_row(T* y, T* sums, const T* bias, std::int64_t count, Activation activation) {
-  if (bias != nullptr) {
+struct Output {
+  // `count` elements of one row: the first one is element `at` of y, in column `column`.
+  void finish(std::int64_t at, std::int64_t column, std::int64_t count) const {
+    T *const to = y + at, *const from = sums + at;
+    if (bias != nullptr) {
 #pragma omp simd
-    for (std::int64_t j = 0; j < count; ++j) sums[j] += bias[j];
+      for (std::int64_t j = 0; j < count; ++j) from[j] += bias[column + j];
+    }
+    if (activation == Activation::relu) {
+#pragma omp simd
+      for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] < T{0} ? T{0} : from[j];
+    } else if (activation == Activation::gelu_tanh) {
+#pragma omp simd
+      for (std::int64_t j = 0; j < count; ++j) to[j] = gelu_tanh(from[j]);
+    } else if (residual != nullptr) {
+#pragma omp simd
+      for (std::int64_t j = 0; j < count; ++j) to[j] = residual[at + j] + from[j];
+    }
   }
-  if (activation == Activation::relu) {
-#pragma omp simd
-    for (std::int64_t j = 0; j < count; ++j) y[j] = sums[j] < T{0} ? T{0} : sums[j];
-  } else if (activation == Activation::gelu_tanh) {
-#pragma omp simd
-    for (std::int64_t j = 0; j < count; ++j) y[j] = gelu_tanh(sums[j]);
-  }
-}
+
+  T *y, *sums;
+  const T *bias, *residual;
+  Activation activation;
+};
 
 // --- fp64: plain loops
 // -----------------------------------------------------------------------------------------------------
 
-void forward(const Extents& e, double* y, double* sums, const double* x, const double* w, const double* bias,
-             Activation activation, GemmScratch&, OneDnnMatmul&) {
+void forward(const Extents& e, const Output<double>& output, const double* x, const double* w, GemmScratch&,
+             OneDnnMatmul&) {
 #pragma omp parallel for schedule(static) if (e.worth_threads())
   for (std::int64_t m = 0; m < e.rows; ++m) {
     for (std::int64_t o = 0; o < e.out; ++o) {
-      sums[m * e.out + o] = lane_sum<double>(e.in, [&](std::int64_t i) { return x[m * e.in + i] * w[o * e.in + i]; });
+      output.sums[m * e.out + o] =
+          lane_sum<double>(e.in, [&](std::int64_t i) { return x[m * e.in + i] * w[o * e.in + i]; });
     }
-    finish_row(y + m * e.out, sums + m * e.out, bias, e.out, activation);
+    output.finish(m * e.out, 0, e.out);
   }
 }
 
@@ -96,13 +108,13 @@ void for_each_block(const Extents& e, std::int64_t rows, std::int64_t columns, c
   }
 }
 
-void forward(const Extents& e, float* y, float* sums, const float* x, const float* w, const float* bias,
-             Activation activation, GemmScratch& scratch, OneDnnMatmul& onednn) {
-  if (onednn.forward(e.rows, e.in, e.out, sums, x, w, bias)) {
-    if (activation == Activation::none) return;
-    parallel_items(e.rows, e.out, [&](std::int64_t m) {
-      finish_row<float>(y + m * e.out, sums + m * e.out, nullptr, e.out, activation);
-    });
+void forward(const Extents& e, const Output<float>& output, const float* x, const float* w, GemmScratch& scratch,
+             OneDnnMatmul& onednn) {
+  if (onednn.forward(e.rows, e.in, e.out, output.sums, x, w, output.bias)) {
+    if (output.activation == Activation::none && output.residual == nullptr) return;
+    Output<float> biased = output;
+    biased.bias = nullptr;
+    parallel_items(e.rows, e.out, [&](std::int64_t m) { biased.finish(m * e.out, 0, e.out); });
     return;
   }
   const auto block = [&](std::int64_t first_row, std::int64_t rows, std::int64_t first_column, std::int64_t columns) {
@@ -115,12 +127,10 @@ void forward(const Extents& e, float* y, float* sums, const float* x, const floa
         const std::int64_t height = std::min(kBlockRows, first_row + rows - i);
         const auto at = [&](std::int64_t r) { return (i + r) * e.out + first_column; };
         multiply(
-            height, depth, b, columns, k > 0, [&](std::int64_t r) { return sums + at(r); },
+            height, depth, b, columns, k > 0, [&](std::int64_t r) { return output.sums + at(r); },
             [&](std::int64_t r) { return x + (i + r) * e.in + k; });
         if (k + depth < e.in) continue;
-        for (std::int64_t r = 0; r < height; ++r) {
-          finish_row(y + at(r), sums + at(r), bias == nullptr ? nullptr : bias + first_column, columns, activation);
-        }
+        for (std::int64_t r = 0; r < height; ++r) output.finish(at(r), first_column, columns);
       }
     }
   };
@@ -162,17 +172,23 @@ void backward_weight(const Extents& e, float* dw, const float* dy, const float* 
 
 }  // namespace
 
-void CpuBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias,
-                                Activation activation) {
+void CpuBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation,
+                                Tensor residual) {
   const Extents e = checked_extents(x, w, y);
   PDL_CHECK(!bias.defined() || bias.elements() == e.out, "bias ", bias.shape().to_string());
   PDL_CHECK(!pre_activation.defined() || pre_activation.shape() == y.shape(), "pre-activation ",
             pre_activation.shape().to_string());
+  PDL_CHECK(!residual.defined() || (residual.shape() == y.shape() && activation == Activation::none), "residual ",
+            residual.shape().to_string(), " for y ", y.shape().to_string());
   with_float_type(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const bool keeps_sums = activation == Activation::gelu_tanh && pre_activation.defined();
-    forward(e, y.data<T>(), keeps_sums ? pre_activation.data<T>() : y.data<T>(), x.data<T>(), w.data<T>(),
-            bias.defined() ? bias.data<T>() : nullptr, activation, *scratch_, *onednn_matmul_);
+    const Output<T> output = {.y = y.data<T>(),
+                              .sums = keeps_sums ? pre_activation.data<T>() : y.data<T>(),
+                              .bias = bias.defined() ? bias.data<T>() : nullptr,
+                              .residual = residual.defined() ? residual.data<T>() : nullptr,
+                              .activation = activation};
+    forward(e, output, x.data<T>(), w.data<T>(), *scratch_, *onednn_matmul_);
   });
 }
 

@@ -174,8 +174,11 @@ std::uint32_t setting(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoC
 void check_product(const Product& p, const Operands& o) {
   const EpilogueTraits traits = traits_of(p.epilogue);
   PDL_CHECK(p.output == p.input || p.output == DType::fp32, name_of(p.input), " into ", name_of(p.output));
-  PDL_CHECK(p.epilogue == Epilogue::none || (p.batch == 1 && p.beta == 0.0f), "epilogue ", traits.name, " with batch ",
-            p.batch, " and beta ", p.beta);
+  const bool adds = p.beta != 0.0f;
+  PDL_CHECK(p.epilogue == Epilogue::none || (p.batch == 1 && (!adds || p.epilogue == Epilogue::bias)), "epilogue ",
+            traits.name, " with batch ", p.batch, " and beta ", p.beta);
+  PDL_CHECK(o.c == nullptr || (adds && p.batch == 1 && p.k > 0), "c with beta ", p.beta, ", batch ", p.batch, ", k ",
+            p.k);
   PDL_CHECK((!traits.bias || o.bias != nullptr) && (!traits.aux || o.aux != nullptr), "epilogue ", traits.name,
             " lacks its operand");
 }
@@ -241,6 +244,7 @@ Gemm::Plan* Gemm::plan_for(const Product& p, const Operands& o, cudaStream_t str
                    p.beta != 0.0f,
                    static_cast<std::int64_t>(p.epilogue),
                    alignment_of(o.d),
+                   o.c == nullptr ? 0 : alignment_of(o.c),
                    alignment_of(o.a),
                    alignment_of(o.b),
                    alignment_of(o.bias),
@@ -293,7 +297,7 @@ std::vector<cublasLtMatmulAlgo_t> Gemm::proposals(Plan& plan, const Operands& o)
   const auto alignment = [](const void* pointer) { return static_cast<std::uint32_t>(alignment_of(pointer)); };
   set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(o.b));
   set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(o.a));
-  set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(o.d));
+  set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(o.c == nullptr ? o.d : o.c));
   set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(o.d));
   // Parts of a sum may meet in fp32 only: in the output type they would be rounded on the way.
   std::uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -314,14 +318,15 @@ std::vector<cublasLtMatmulAlgo_t> Gemm::proposals(Plan& plan, const Operands& o)
   return algorithms;
 }
 
-// The operands themselves serve: what is read stays as it is, and what a run without beta writes the next one writes
-// again. With beta, d is somewhere else.
+// The operands themselves serve: what is read stays as it is, and what one run writes the next one writes again. Where
+// d is read too, it is somewhere else.
 void Gemm::choose_fastest(Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms, Operands o,
                           cudaStream_t stream) {
   const Product& p = plan.product;
   const std::int64_t d_bytes = extent_bytes(matrix_d(p), p.output) + (p.batch - 1) * p.d_stride * size_of(p.output);
-  const Borrowed elsewhere(p.beta != 0.0f ? d_bytes : 0);
-  if (p.beta != 0.0f) {
+  const bool reads_d = p.beta != 0.0f && o.c == nullptr;
+  const Borrowed elsewhere(reads_d ? d_bytes : 0);
+  if (reads_d) {
     if (elsewhere.get() == nullptr) return;
     PDL_CUDA(cudaMemsetAsync(elsewhere.get(), 0, static_cast<std::size_t>(d_bytes), stream));
     o.d = elsewhere.get();
@@ -360,7 +365,8 @@ cublasStatus_t Gemm::launch(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, f
   const EpilogueTraits traits = traits_of(plan.product.epilogue);
   if (traits.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o.bias);
   if (traits.aux) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o.aux);
-  return cublasLtMatmul(handle_, &plan.operation, &alpha, o.b, &plan.b, o.a, &plan.a, &beta, o.d, &plan.d, o.d, &plan.d,
+  const void* const c = o.c == nullptr ? o.d : o.c;
+  return cublasLtMatmul(handle_, &plan.operation, &alpha, o.b, &plan.b, o.a, &plan.a, &beta, c, &plan.d, o.d, &plan.d,
                         &algorithm, workspace_.get(kWorkspaceBytes), static_cast<std::size_t>(kWorkspaceBytes), stream);
 }
 
@@ -371,8 +377,8 @@ bool Gemm::queue(const Product& p, const Operands& o, cudaStream_t stream) {
   return true;
 }
 
-// Unaligned matrices and the bias are copied into scratch, d back out of it. `widen` also gives rows of any length a
-// pitch that is aligned.
+// Unaligned matrices and the bias are copied into scratch, d back out of it; c is copied to where d comes to lie.
+// `widen` also gives rows of any length a pitch that is aligned.
 bool Gemm::queue_staged(const Product& product, const Operands& operands, bool widen, cudaStream_t stream) {
   Product p = product;
   Operands o = operands;
@@ -398,17 +404,20 @@ bool Gemm::queue_staged(const Product& product, const Operands& operands, bool w
   const std::int64_t at_b = place(stage_b, extent_bytes(matrix_b(p), p.input));
   const std::int64_t at_d = place(stage_d, extent_bytes(matrix_d(p), p.output));
   const std::int64_t at_bias = place(stage_bias, p.n * size_of(p.output));
-  if (bytes == 0) return queue(p, o, stream);
+  if (bytes == 0 && operands.c == nullptr) return queue(p, o, stream);
   char* const staging = static_cast<char*>(staging_.get(bytes));
   if (stage_a) o.a = staging + at_a;
   if (stage_b) o.b = staging + at_b;
   if (stage_d) o.d = staging + at_d;
   if (stage_bias) o.bias = staging + at_bias;
+  o.c = nullptr;
   if (plan_for(p, o, stream) == nullptr) return false;
 
   if (stage_a) copy_matrix(staging + at_a, p.a_pitch, operands.a, a, a.pitch, p.input, stream);
   if (stage_b) copy_matrix(staging + at_b, p.b_pitch, operands.b, b, b.pitch, p.input, stream);
-  if (stage_d && p.beta != 0.0f) copy_matrix(staging + at_d, p.d_pitch, operands.d, d, d.pitch, p.output, stream);
+  if (p.beta != 0.0f && (stage_d || operands.c != nullptr)) {
+    copy_matrix(o.d, p.d_pitch, operands.c == nullptr ? operands.d : operands.c, d, d.pitch, p.output, stream);
+  }
   if (stage_bias) {
     PDL_CUDA(cudaMemcpyAsync(staging + at_bias, operands.bias, static_cast<std::size_t>(p.n * size_of(p.output)),
                              cudaMemcpyDeviceToDevice, stream));
@@ -438,7 +447,8 @@ bool Gemm::try_multiply(const Product& product, const Operands& o, cudaStream_t 
   if (p.epilogue == Epilogue::bgrad && !aligned(o.bias)) return false;               // staging brings nothing back
   // The kernels for unaligned operands cost more than a copy. d, which may be a large gradient, is copied when it must
   // be; or when results must be deterministic, as then they must not depend on where d lies.
-  const bool as_it_is = aligned(o.a) && aligned(o.b) && aligned(o.bias) && (aligned(o.d) || !options_.deterministic);
+  const bool as_it_is =
+      aligned(o.a) && aligned(o.b) && aligned(o.c) && aligned(o.bias) && (aligned(o.d) || !options_.deterministic);
   if (as_it_is && queue(p, o, stream)) return true;
   if (queue_staged(p, o, false, stream) || queue_staged(p, o, true, stream)) return true;
   PDL_CHECK(p.epilogue != Epilogue::none, "cuBLASLt has no algorithm for ", name_of(p.input), " [", p.m, ", ", p.k,

@@ -19,7 +19,7 @@
 
 namespace pdl::cuda {
 
-/// What happens to alpha op(a) op(b) + beta d on its way into d. `gelu` is the tanh form.
+/// What happens to alpha op(a) op(b) + beta c on its way into d. `gelu` is the tanh form.
 enum class Epilogue {
   none,
   bias,           ///< + bias [n]
@@ -31,10 +31,11 @@ enum class Epilogue {
   bgrad,          ///< product; bias [m] receives the row sums of op(a)
 };
 
-/// d [m, n] = epilogue(alpha op(a) [m, k] op(b) [k, n] + beta d), matrices row-major, sums in fp32.
+/// d [m, n] = epilogue(alpha op(a) [m, k] op(b) [k, n] + beta c [m, n]), matrices row-major, sums in fp32, rounded
+/// once.
 struct Product {
   DType input = DType::fp32;   ///< of a and b
-  DType output = DType::fp32;  ///< of d, bias and aux: the input type or fp32
+  DType output = DType::fp32;  ///< of c, d, bias and aux: the input type or fp32
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false;                            ///< a lies as [k, m]
   bool transpose_b = false;                            ///< b lies as [n, k]
@@ -42,12 +43,13 @@ struct Product {
   std::int64_t batch = 1;                              ///< so many products, each stride elements behind the last
   std::int64_t a_stride = 0, b_stride = 0, d_stride = 0;
   float alpha = 1.0f, beta = 0.0f;
-  Epilogue epilogue = Epilogue::none;  ///< other than none: batch 1, beta 0
+  Epilogue epilogue = Epilogue::none;  ///< other than none: batch 1; other than none and bias: beta 0
 };
 
 /// d overlaps nothing else.
 struct Operands {
   void* d = nullptr;
+  const void* c = nullptr;  ///< lies as d does, batch 1; null: what d holds
   const void* a = nullptr;
   const void* b = nullptr;
   const void* bias = nullptr;
@@ -77,7 +79,7 @@ class Gemm {
 
  private:
   struct Plan;
-  using Key = std::array<std::int64_t, 21>;
+  using Key = std::array<std::int64_t, 22>;
 
   /// Null when there is no algorithm.
   Plan* plan_for(const Product& product, const Operands& operands, cudaStream_t stream);

@@ -32,17 +32,28 @@ cuda::Epilogue gelu_epilogue(bool with_bias, bool keeps_sums) {
 }  // namespace
 
 void CudaBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias,
-                                 Activation activation) {
+                                 Activation activation, Tensor residual) {
   const DType dtype = x.dtype();
   const Extents e = checked_extents(x, w, y, dtype);
   PDL_CHECK(!bias.defined() || (bias.elements() == e.out && bias.dtype() == dtype), "bias ", bias.shape().to_string());
   PDL_CHECK(!pre_activation.defined() || (pre_activation.shape() == y.shape() && pre_activation.dtype() == dtype),
             "pre-activation ", pre_activation.shape().to_string());
+  PDL_CHECK(!residual.defined() ||
+                (residual.shape() == y.shape() && residual.dtype() == dtype && activation == Activation::none),
+            "residual ", residual.shape().to_string(), " for y ", y.shape().to_string());
   if (y.elements() == 0) return;
   const bool keeps_sums = activation == Activation::gelu_tanh && pre_activation.defined();
   cuda::Product product = {.input = dtype, .output = dtype, .m = e.rows, .n = e.out, .k = e.in, .transpose_b = true};
   cuda::Operands operands = {.d = y.raw(), .a = x.raw(), .b = w.raw(), .bias = bias.raw()};
 
+  if (residual.defined()) {
+    product.beta = 1.0f;
+    product.epilogue = bias.defined() ? cuda::Epilogue::bias : cuda::Epilogue::none;
+    operands.c = residual.raw();
+    if (gemm_->try_multiply(product, operands, stream_)) return;
+    linear_forward(y, Tensor(), x, w, bias, activation);
+    return residual_add(y, residual, y, DropoutKey());
+  }
   if (activation == Activation::gelu_tanh && is_half(dtype)) {
     product.epilogue = gelu_epilogue(bias.defined(), keeps_sums);
     operands.aux = keeps_sums ? pre_activation.raw() : nullptr;

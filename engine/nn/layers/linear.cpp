@@ -33,7 +33,8 @@ double Linear::flops(const Shape& x) const {
 void Linear::forward(const LayerIo& io) const {
   const Tensor pre_activation = options_.activation == Activation::gelu_tanh ? as_rows(io.saved[0]) : Tensor();
   io.backend.linear_forward(as_rows(io.y), pre_activation, as_rows(io.x), io.params[0],
-                            options_.bias ? io.params[1] : Tensor(), options_.activation);
+                            options_.bias ? io.params[1] : Tensor(), options_.activation,
+                            io.residual.defined() ? as_rows(io.residual) : Tensor());
 }
 
 void Linear::backward(const LayerIo& io) const {

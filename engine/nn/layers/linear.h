@@ -18,6 +18,7 @@ class Linear final : public Layer {
   /// gelu_tanh keeps its pre-activation; relu and none keep nothing.
   std::vector<TensorSpec> saved_specs(const Shape& x, DType dtype) const override;
   double flops(const Shape& x) const override;
+  bool adds_residual() const override { return options_.activation == Activation::none; }
   void forward(const LayerIo& io) const override;
   /// Leaves dy as it was when there is no activation.
   void backward(const LayerIo& io) const override;

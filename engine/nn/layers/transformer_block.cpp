@@ -192,20 +192,28 @@ LayerIo TransformerBlock::child_io(const LayerIo& io, Child child, const Tensor&
   return inner;
 }
 
+void TransformerBlock::add_branch(const LayerIo& io, Child child, const Tensor& x, const Tensor& residual,
+                                  const Tensor& y, int place) const {
+  const DropoutKey key = io.dropout_key(options_.dropout, place);
+  LayerIo branch = child_io(io, child, x, y, {});
+  const bool at_once = key.rate == 0.0 && children_[child]->adds_residual();
+  if (at_once) branch.residual = residual;
+  children_[child]->forward(branch);
+  if (!at_once) io.backend.residual_add(y, residual, y, key);
+}
+
 void TransformerBlock::forward(const LayerIo& io) const {
   const Saved s = name_saved(io);
   Backend& backend = io.backend;
   backend.layernorm_forward(as_rows(s.ln1), s.mean1, s.rstd1, as_rows(io.x), io.params[0], io.params[1]);
   children_[kQkv]->forward(child_io(io, kQkv, s.ln1, s.qkv, {}));
   children_[kAttention]->forward(child_io(io, kAttention, s.qkv, s.attended, s.of_attention));
-  children_[kProjection]->forward(child_io(io, kProjection, s.attended, s.residual, {}));
-  backend.residual_add(s.residual, io.x, s.residual, io.dropout_key(options_.dropout, 1));
+  add_branch(io, kProjection, s.attended, io.x, s.residual, 1);
 
   const auto ln2 = static_cast<std::size_t>(ln2_);
   backend.layernorm_forward(as_rows(s.ln2), s.mean2, s.rstd2, as_rows(s.residual), io.params[ln2], io.params[ln2 + 1]);
   children_[kFc1]->forward(child_io(io, kFc1, s.ln2, s.hidden, s.of_fc1));
-  children_[kFc2]->forward(child_io(io, kFc2, s.hidden, io.y, {}));
-  backend.residual_add(io.y, s.residual, io.y, io.dropout_key(options_.dropout, 2));
+  add_branch(io, kFc2, s.hidden, s.residual, io.y, 2);
 }
 
 void TransformerBlock::run_backward(const LayerIo& io, LayerIo child, Child which, const Tensor& dx,

@@ -5,7 +5,7 @@
 //   y = r + dropout(mlp.c_proj(gelu(mlp.c_fc(ln_2(r)))))
 //
 // A tensor-parallel block is this block with other children. The block fuses what lies between them: residual sums with
-// dropout, and the residual's gradient into the norm's.
+// dropout or, where nothing is dropped, into the linear layer in front; and the residual's gradient into the norm's.
 
 #include <array>
 #include <memory>
@@ -55,6 +55,9 @@ class TransformerBlock final : public Layer {
   /// The child's view of a call: its own parameters, gradients and saved tensors.
   LayerIo child_io(const LayerIo& io, Child child, const Tensor& x, const Tensor& y,
                    std::span<const Tensor> saved) const;
+  /// y = residual + dropout(child(x)); `place` is the dropout's.
+  void add_branch(const LayerIo& io, Child child, const Tensor& x, const Tensor& residual, const Tensor& y,
+                  int place) const;
   void run_backward(const LayerIo& io, LayerIo child, Child which, const Tensor& dx, const Tensor& dy) const;
   std::int64_t scratch_bytes(const Shapes& s, DType dtype) const;
 

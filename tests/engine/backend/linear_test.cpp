@@ -39,6 +39,7 @@ struct Layer {
         dy(random_tensor(dtype, {e.rows, e.out}, 4)),
         y(dtype, {e.rows, e.out}),
         pre_activation(dtype, {e.rows, e.out}),
+        residual(random_tensor(dtype, {e.rows, e.out}, 5)),
         dx(dtype, {e.rows, e.in}),
         dw(dtype, {e.out, e.in}),
         dbias(dtype, {e.out}) {}
@@ -49,16 +50,20 @@ struct Layer {
     backend.linear_forward(y, activation == Activation::gelu_tanh ? pre_activation.tensor() : Tensor(), x, w,
                            with_bias ? bias.tensor() : Tensor(), activation);
   }
+  void forward_onto_residual(Backend& backend, bool with_bias = true) {
+    y.poison();
+    backend.linear_forward(y, Tensor(), x, w, with_bias ? bias.tensor() : Tensor(), Activation::none, residual);
+  }
   void backward(Backend& backend) {
     backend.linear_backward_data(dx, dy, w);
     backend.linear_backward_weight(dw, dbias, dy, x, false);
   }
   bool guards_intact() const {
     return y.guards_intact() && pre_activation.guards_intact() && dx.guards_intact() && dw.guards_intact() &&
-           dbias.guards_intact();
+           dbias.guards_intact() && residual.guards_intact();
   }
 
-  OwnedTensor x, w, bias, dy, y, pre_activation, dx, dw, dbias;
+  OwnedTensor x, w, bias, dy, y, pre_activation, residual, dx, dw, dbias;
 };
 
 double naive_activation(double x, Activation activation) {
@@ -106,6 +111,24 @@ TEST_CASE("linear forward is the triple loop, with or without bias and activatio
           CHECK(worst_error(fast.pre_activation, exact.pre_activation) < kFloatError);
         }
         CHECK((exact.guards_intact() && fast.guards_intact()));
+      }
+    }
+  }
+}
+
+TEST_CASE("linear forward onto a residual is the two operations one after the other") {
+  const CpuUnderTest cpu;
+  for (const DType dtype : {DType::fp64, DType::fp32}) {
+    for (const Extents& e : kExtents) {
+      for (const bool with_bias : {true, false}) {
+        INFO(text(e) << " in " << name_of(dtype) << ", bias " << with_bias);
+        Layer apart(dtype, e), at_once(dtype, e);
+        apart.forward(*cpu.backend, Activation::none, with_bias);
+        cpu.backend->residual_add(apart.y, apart.residual, apart.y, DropoutKey());
+        at_once.forward_onto_residual(*cpu.backend, with_bias);
+        CHECK(same_bits(at_once.y, apart.y));
+        CHECK(same_bits(at_once.residual, apart.residual));
+        CHECK(at_once.guards_intact());
       }
     }
   }
@@ -259,5 +282,10 @@ TEST_CASE("tensors that do not fit each other are refused") {
   CHECK_THROWS_AS(cpu.backend->linear_forward(layer.y, Tensor(), narrow, layer.w, Tensor(), Activation::none), Error);
   CHECK_THROWS_AS(cpu.backend->linear_forward(layer.y, Tensor(), doubles, layer.w, Tensor(), Activation::none), Error);
   CHECK_THROWS_AS(cpu.backend->linear_forward(layer.y, Tensor(), layer.x, layer.w, narrow, Activation::none), Error);
+  CHECK_THROWS_AS(cpu.backend->linear_forward(layer.y, Tensor(), layer.x, layer.w, Tensor(), Activation::none, narrow),
+                  Error);
+  CHECK_THROWS_AS(
+      cpu.backend->linear_forward(layer.y, Tensor(), layer.x, layer.w, Tensor(), Activation::relu, layer.residual),
+      Error);
   CHECK_THROWS_AS(cpu.backend->linear_backward_weight(layer.dw, narrow, layer.dy, layer.x, false), Error);
 }

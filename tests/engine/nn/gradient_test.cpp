@@ -61,6 +61,34 @@ struct DifferenceCheck {
   }
 };
 
+/// A linear layer that leaves residual sums to its caller.
+class PlainLinear final : public Layer {
+ public:
+  explicit PlainLinear(std::unique_ptr<Layer> linear) : linear_(std::move(linear)) {}
+  std::string name() const override { return linear_->name(); }
+  std::vector<ParamSpec> param_specs() const override { return linear_->param_specs(); }
+  Shape output_shape(const Shape& x) const override { return linear_->output_shape(x); }
+  std::vector<TensorSpec> saved_specs(const Shape& x, DType dtype) const override {
+    return linear_->saved_specs(x, dtype);
+  }
+  double flops(const Shape& x) const override { return linear_->flops(x); }
+  void forward(const LayerIo& io) const override {
+    CHECK_FALSE(io.residual.defined());
+    linear_->forward(io);
+  }
+  void backward(const LayerIo& io) const override { linear_->backward(io); }
+
+ private:
+  std::unique_ptr<Layer> linear_;
+};
+
+class PlainLinearFactory final : public LayerFactory {
+ public:
+  std::unique_ptr<Layer> linear(std::string name, const LinearOptions& options) const override {
+    return std::make_unique<PlainLinear>(LayerFactory::linear(std::move(name), options));
+  }
+};
+
 void check_differences(const TinyModel& model, double step, double tolerance) {
   Chain chain(model, {});
   chain.scramble_values();
@@ -100,6 +128,23 @@ TEST_CASE("what is computed again changes no bit, and takes less memory") {
       CHECK(bytes < saved_bytes);
     }
     saved_bytes = bytes;
+  }
+}
+
+TEST_CASE("a block adds the residual itself where something is dropped or its linear layers do not") {
+  for (const double dropout : {0.0, 0.2}) {
+    const TinyModel model = tiny_gpt(dropout);
+    TinyModel plain = model;
+    plain.build = [&model](const LayerFactory&) { return model.build(PlainLinearFactory()); };
+    const auto gradients_of = [](const TinyModel& of) {
+      Chain chain(of, {});
+      chain.scramble_values();
+      const auto batch = make_batch(of, {3, 1, 2}, 3);
+      chain.forward(0, *batch);
+      chain.backward(0, *batch);
+      return chain.gradients();
+    };
+    CHECK(gradients_of(plain) == gradients_of(model));
   }
 }
 
