@@ -2,15 +2,15 @@
 // The complete list of numeric operations, implemented once per backend (cpu/, cuda/) under the same file names.
 //
 // Rules for every operation
-//   - Outputs come first. Nothing allocates: outputs, saved values and workspace are given. Shapes are checked at
-//   entry.
+//   - Outputs come first. Outputs, saved values and workspace are given: nothing allocates. Shapes are checked first.
 //   - Work is queued on the stream the backend was told (`set_stream`); on the CPU it is done on return.
 //   - A weight gradient is added to its destination when `accumulate` is true, else it overwrites it. Data gradients
 //     overwrite, unless the operation says otherwise.
 //   - Tensors of one call have one element type, the compute type, with these exceptions, which have wide_dtype() of
 //     it: gradients of weights (dw, dbias, dgamma, dbeta, dwte, dwpe), statistics (mean, rstd, stats) and losses.
 //   - Statistics, losses and sums are fp32 at least; sums over many elements are formed in fp64 on the CPU.
-//   - Data gradient and weight gradient are separate calls, so that communication can start between them.
+//   - Data gradient and weight gradient are separate calls, so that communication can start between them. A bias gets
+//     its gradient from the call that writes the gradient of the sum it is part of, or else from the weight's.
 //   - With `deterministic` every operation gives the same bits on every call with the same inputs.
 
 #include <cstdint>
@@ -72,7 +72,6 @@ class Backend {
   virtual void set_stream(Stream& stream) = 0;
 
   // --- matrix products: x [M, I], w [O, I], bias [O], y [M, O]
-  // -------------------------------------------------------------
   /// y = activation(x w^T + bias). `bias` may be undefined. For gelu_tanh, `pre_activation` [M, O] receives x w^T +
   /// bias when defined; relu needs none, as y itself tells where it was cut. Without activation `residual` [M, O] may
   /// be defined: y = residual + (x w^T + bias). y overlaps nothing else.
@@ -82,16 +81,17 @@ class Backend {
     linear_forward(y, pre_activation, x, w, bias, activation, Tensor());
   }
   /// dx = dy w. When x was activation(pre_activation), made by the operation before, and `activation` is not none, dx
-  /// is the gradient of that pre-activation [M, I] instead: (dy w) * activation'(pre_activation).
-  virtual void linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pre_activation, Activation activation) = 0;
+  /// is the gradient of that pre-activation [M, I] instead: (dy w) * activation'(pre_activation). Then dbias [I], the
+  /// gradient of the bias in the pre-activation, (+)= column sums of dx when it is defined.
+  virtual void linear_backward_data(Tensor dx, Tensor dbias, Tensor dy, Tensor w, Tensor pre_activation,
+                                    Activation activation, bool accumulate) = 0;
   void linear_backward_data(Tensor dx, Tensor dy, Tensor w) {
-    linear_backward_data(dx, dy, w, Tensor(), Activation::none);
+    linear_backward_data(dx, Tensor(), dy, w, Tensor(), Activation::none, false);
   }
   /// dw (+)= dy^T x; dbias (+)= column sums of dy when dbias is defined.
   virtual void linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) = 0;
 
   // --- convolutions: x [N, H, W, C], w [K, R, S, C], bias [K], y [N, H', W', K]
-  // -------------------------------------------
   /// Each takes `workspace` (uint8) of at least conv2d_workspace_bytes.
   virtual void conv2d_forward(Tensor y, Tensor x, Tensor w, Tensor bias, Conv2dGeometry geometry, Activation activation,
                               Tensor workspace) = 0;
@@ -102,28 +102,35 @@ class Backend {
   virtual std::int64_t conv2d_workspace_bytes(const Shape& x, const Shape& w, Conv2dGeometry geometry, DType dtype) = 0;
 
   // --- pooling: x [N, H, W, C], y [N, H/k, W/k, C], kernel = stride = k, rest dropped
-  // --------------------------------------
   /// `argmax` [uint8, shape of y]: position r * k + s of the first maximum in its window.
   virtual void max_pool_forward(Tensor y, Tensor argmax, Tensor x, std::int64_t kernel) = 0;
-  /// Writes every element of dx.
-  virtual void max_pool_backward(Tensor dx, Tensor dy, Tensor argmax, std::int64_t kernel) = 0;
+  /// Writes every element of dx. When `y`, the maxima themselves, is defined, x was relu(pre_activation) and dx is the
+  /// gradient of that: none passes a maximum that is not above 0. dbias [C], when defined, (+)= column sums of dx.
+  virtual void max_pool_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor argmax, Tensor y, std::int64_t kernel,
+                                 bool accumulate) = 0;
+  void max_pool_backward(Tensor dx, Tensor dy, Tensor argmax, std::int64_t kernel) {
+    max_pool_backward(dx, Tensor(), dy, argmax, Tensor(), kernel, false);
+  }
   /// Adaptive average pooling to [N, P, Q, C] with PyTorch's window bounds.
   virtual void adaptive_avg_pool_forward(Tensor y, Tensor x) = 0;
   virtual void adaptive_avg_pool_backward(Tensor dx, Tensor dy) = 0;
 
   // --- element by element
-  // --------------------------------------------------------------------------------------------------
   /// y = activation(x); y may be x. For what a backward pass computes again.
   virtual void activation_forward(Tensor y, Tensor x, Activation activation) = 0;
-  /// dx = dy * activation'(saved), saved = pre-activation for gelu_tanh, y for relu. dx may be dy.
-  virtual void activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) = 0;
+  /// dx = dy * activation'(saved), saved = pre-activation for gelu_tanh, y for relu. dx may be dy. dbias [C], the
+  /// gradient of the bias ahead of the activation, (+)= column sums of dx in rows of C when it is defined.
+  virtual void activation_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor saved, Activation activation,
+                                   bool accumulate) = 0;
+  void activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) {
+    activation_backward(dx, Tensor(), dy, saved, activation, false);
+  }
   /// y = mask(key) * x / (1 - rate); y may be x. Its own backward, with dy in place of x.
   virtual void dropout(Tensor y, Tensor x, const DropoutKey& key) = 0;
   /// y = residual + dropout(x); y may be residual or x.
   virtual void residual_add(Tensor y, Tensor residual, Tensor x, const DropoutKey& key) = 0;
 
   // --- layer norm over the last axis: x [M, C], gamma beta [C], mean rstd [M]; 1e-5 is added to the variance
-  // ----------------------------------------------
   virtual void layernorm_forward(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor gamma, Tensor beta) = 0;
   /// dx = gradient (+ dresidual when defined: the gradient that reaches x past the norm; dx may be dresidual or dy);
   /// dgamma, dbeta (+)=.
@@ -131,7 +138,6 @@ class Backend {
                                   Tensor gamma, Tensor mean, Tensor rstd, bool accumulate) = 0;
 
   // --- causal self-attention: qkv [B, T, A, 3, D], y [B, T, A, D]
-  // ----------------------------------------------------------
   /// y = dropout(softmax(q k^T / sqrt(D), causal)) v per head. `stats` [B, A, T] receives log-sum-exp of each row.
   /// Dropout elements of a sample are (head, query, key) of the unsharded [A, T, T]; `first_head` is this shard's first
   /// head (key.local_width is not used here).
@@ -143,18 +149,15 @@ class Backend {
   virtual std::int64_t attention_workspace_bytes(const Shape& qkv, DType dtype) const = 0;
 
   // --- embedding: tokens int32 [B, T], wte [V, C], wpe [T_max, C], y [B, T, C]
-  // ---------------------------------------------
   /// y = dropout(wte[token] + wpe[t]). Tokens outside [first_token, first_token + V) give wte's part as 0 (vocabulary
   /// shards); `wpe` may be undefined.
   virtual void embedding_forward(Tensor y, Tensor tokens, Tensor wte, Tensor wpe, std::int64_t first_token,
                                  const DropoutKey& key) = 0;
-  /// dwte[token] (+)= dy, dwpe[t] (+)= sum over b of dy. dy has been through `dropout` already. Either may be
-  /// undefined.
+  /// dwte[token] (+)= dy, dwpe[t] (+)= sum over b of dy; either may be undefined. dy has been through `dropout`.
   virtual void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dy, Tensor tokens, std::int64_t first_token,
                                   bool accumulate_wte, bool accumulate_wpe) = 0;
 
   // --- loss: logits [M, V], targets int32 [M]; target -1 is ignored
-  // --------------------------------------------------------
   /// row_loss [M] = -log softmax(logits)[target]; row_correct [M] = 1 where the first maximum is the target, else 0.
   /// Only the first `classes` columns are classes: those behind them, the padding of a vocabulary, count as minus
   /// infinity. When `dlogits` is defined it receives scale * (softmax - onehot), 0 in ignored rows and in the padding;
@@ -163,26 +166,22 @@ class Backend {
                              std::int64_t classes, double scale) = 0;
 
   // --- flat ranges
-  // ---------------------------------------------------------------------------------------------------------
   virtual void fill(Tensor x, double value) = 0;
   virtual void copy(Tensor y, Tensor x) = 0;               ///< same elements; converts between dtypes
   virtual void add(Tensor y, Tensor x, double scale) = 0;  ///< y += scale * x
   virtual void scale(Tensor x, double factor) = 0;
   virtual void accumulate_sum(Tensor total, Tensor x) = 0;  ///< total fp64 [1] += sum of x, in a fixed order
-  /// totals fp64 [segments] = sum of squares of each segment of x: one fp64 sum per segment, in an order that depends
-  /// on the segment's length alone.
+  /// totals fp64 [segments] = sum of squares of each segment of x, in an order that its length alone decides.
   virtual void sum_of_squares(Tensor totals, Tensor x, const UpdateSegment* segments, std::int64_t count) = 0;
 
   // --- optimizer updates over the segments of flat ranges; every range has the same length
-  // --------------------------------
   // All ranges are fp32 or fp64; `rounded`, when defined, is fp16 or bf16 and receives the new values.
   virtual void sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum, const UpdateSegment* segments,
                           std::int64_t count, const SgdScalars& scalars) = 0;
   virtual void adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
                            const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) = 0;
   /// LAMB, first half: moments as in Adam, then `direction` = m^ / (sqrt(v^) + eps) + decay * w (may be grads), and
-  /// norms fp64 [segments, 2] = squared norms of w and of the direction, to be summed over shards before the second
-  /// half.
+  /// norms fp64 [segments, 2] = squared norms of w and of the direction, to be summed over shards before lamb_apply.
   virtual void lamb_direction(Tensor direction, Tensor norms, Tensor values, Tensor grads, Tensor first_moment,
                               Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
                               const AdamScalars& scalars) = 0;

@@ -33,6 +33,21 @@ class GradientListener {
   virtual void gradient_ready(int index) = 0;
 };
 
+/// How a layer's output ends, for the layer above: y = activation(pre_activation), pre_activation = ... + params[bias].
+struct OutputActivation {
+  Activation activation = Activation::none;
+  int bias = -1;  ///< place in the layer's parameters; -1: it has none
+};
+
+/// What a layer's x was made of, when backward is to go through that: x = activation(pre_activation), dx is the
+/// gradient of pre_activation.
+struct InputActivation {
+  Activation activation = Activation::none;  ///< none: dx is the gradient of x
+  Tensor pre_activation;                     ///< for gelu_tanh; for relu x, or the largest of some x, tells enough
+  Tensor dbias;                              ///< gradient of the bias in it, (+)= column sums of dx; may be undefined
+  bool accumulate = false;                   ///< of dbias
+};
+
 /// Everything a layer may touch in one call.
 struct LayerIo {
   LayerIo(Backend& backend_in, const MicroBatch& batch_in) : backend(backend_in), batch(batch_in) {}
@@ -46,15 +61,15 @@ struct LayerIo {
   Tensor x, y;      ///< forward: input, output; backward: both as they were
   Tensor dx, dy;    ///< backward only; the layer may overwrite dy; dx overwrites, and may lie over x
   Tensor residual;  ///< forward of a layer that adds_residual: y = residual + what the layer computes, when defined
-  /// Backward of a linear layer: x is `input_activation` of `input_pre`, and dx is wanted ahead of it.
-  Activation input_activation = Activation::none;
-  Tensor input_pre;
-  bool dy_is_ahead_of_activation = false;  ///< dy is the gradient ahead of this layer's own activation already
-  std::span<const Tensor> params;          ///< in the order of param_specs
-  std::span<const Tensor> grads;           ///< likewise
-  std::span<const char> accumulate;        ///< likewise: 1 when this gradient already holds a part of the sum
-  std::span<const Tensor> saved;           ///< in the order of saved_specs
-  Tensor workspace;                        ///< uint8, workspace_bytes
+  InputActivation input;  ///< backward of a layer that passes_activation
+  /// The layer above has gone through this layer's output_activation: dy is the gradient ahead of it, and the bias's
+  /// gradient is written. The layer still announces that one.
+  bool dy_is_ahead_of_activation = false;
+  std::span<const Tensor> params;    ///< in the order of param_specs
+  std::span<const Tensor> grads;     ///< likewise
+  std::span<const char> accumulate;  ///< likewise: 1 when this gradient already holds a part of the sum
+  std::span<const Tensor> saved;     ///< in the order of saved_specs
+  Tensor workspace;                  ///< uint8, workspace_bytes
 
   /// Called by the layer once grads[i] is final for this call, last parameter first.
   struct Ready {
@@ -90,6 +105,10 @@ class Layer {
   /// True when forward looks at io.residual. A caller that finds false adds it itself. Backward is the same either way:
   /// the residual's gradient is dy.
   virtual bool adds_residual() const { return false; }
+  /// How y ends, when backward can leave that to the layer above (dy_is_ahead_of_activation).
+  virtual OutputActivation output_activation() const { return {}; }
+  /// True when backward can go through such an end of the layer below (io.input).
+  virtual bool passes_activation(Activation) const { return false; }
 
   virtual void forward(const LayerIo& io) const = 0;
   virtual void backward(const LayerIo& io) const = 0;

@@ -144,6 +144,24 @@ Tensor Stage::run_forward(const Pass& pass, bool training) {
   return y;
 }
 
+InputActivation Stage::input_activation(std::size_t position, const ParamStore& store, const Tensor& grads,
+                                        std::vector<char>& touched) const {
+  InputActivation input;
+  if (position == 0) return input;
+  const PlacedLayer& below = placed_[position - 1];
+  const OutputActivation end = below.layer->output_activation();
+  // Only relu does without the pre-activation, which is the other layer's.
+  if (end.activation != Activation::relu || !placed_[position].layer->passes_activation(end.activation)) return input;
+  input.activation = end.activation;
+  if (end.bias >= 0) {
+    const int owner = store.owner(below.params[static_cast<std::size_t>(end.bias)]);
+    input.dbias = store.view(grads, owner);
+    input.accumulate = touched[static_cast<std::size_t>(owner)] != 0;
+    touched[static_cast<std::size_t>(owner)] = 1;
+  }
+  return input;
+}
+
 Tensor Stage::backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched,
                        const Slot& slot, const MicroBatch& batch, const Tensor& x, Tensor dy,
                        GradientListener* listener) {
@@ -171,6 +189,7 @@ Tensor Stage::run_backward(const Pass& pass, const Tensor& grads, std::vector<ch
   ready.store = &store;
   ready.pending = &pending;
   ready.listener = listener;
+  bool above_took_activation = false;
   int free_scratch = dy.defined() && dy.raw() == scratch_[0].raw() ? 1 : 0;
   for (std::size_t position = placed_.size(); position-- > 0;) {
     const PlacedLayer& placed = placed_[position];
@@ -188,6 +207,9 @@ Tensor Stage::run_backward(const Pass& pass, const Tensor& grads, std::vector<ch
     ready.registered = &placed.params;
     io.ready = &ready;
     io.dy = dy;
+    io.dy_is_ahead_of_activation = above_took_activation;
+    io.input = input_activation(position, store, grads, touched);
+    above_took_activation = io.input.activation != Activation::none;
     if (placed.layer->input_grad_in_place()) {
       io.dx = io.x;
     } else if (io.wants_input_grad) {

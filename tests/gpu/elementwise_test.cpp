@@ -18,6 +18,8 @@ struct Size {
 const Size kSizes[] = {{1, 1, 0}, {5, 1, 1}, {3, 7, 0}, {2, 2049, 0}, {4, 1024, 1}, {3, 4099, 3}, {7, 40000, 0}};
 // Products and tanh of the GELU on top of one rounding.
 constexpr Tolerance kGelu = {5e-6, 5e-6, 5e-3, 1e-3};
+// Sums in fp32 of gradients that are not rounded yet.
+constexpr Tolerance kGeluSums = {5e-6, 5e-6, 5e-6, 5e-6};
 
 Shape shape_of(const Size& size) { return {size.samples, size.per_sample}; }
 
@@ -67,6 +69,36 @@ TEST_CASE("cuda: activations backward, in place or not") {
               [&](const Side& on) { on->activation_backward(dx[on], dy[on], saved[on], activation); });
         agree(dtype, {{in_place, "dx in dy", tolerance}},
               [&](const Side& on) { on->activation_backward(in_place[on], in_place[on], saved[on], activation); });
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: an activation's gradient is summed down its columns on the way, for the bias") {
+  if (gpu() == nullptr) return;
+  struct Rows {
+    std::int64_t rows, columns, offset;
+  };
+  for (const DType dtype : kComputeTypes) {
+    for (const Rows& of : {Rows{1, 1, 0}, Rows{3, 7, 0}, Rows{100, 8, 0}, Rows{1000, 33, 1}, Rows{513, 64, 3},
+                           Rows{40, 4096, 0}, Rows{9001, 64, 0}, Rows{2049, 264, 0}}) {
+      for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh}) {
+        INFO(name_of(dtype) << ", " << of.rows << " x " << of.columns << ", offset " << of.offset << ", activation "
+                            << static_cast<int>(activation));
+        const Shape shape = {of.rows, of.columns};
+        const Twin dy = random_twin(dtype, shape, 1, 0.25, 1.25, of.offset);
+        const Twin saved = random_twin(dtype, shape, 2, -1.0, 3.0, of.offset);
+        Twin dx(dtype, shape, of.offset), in_place = random_twin(dtype, shape, 1, 0.25, 1.25, of.offset);
+        Twin dbias(DType::fp32, {of.columns}, of.offset);
+        const bool gelu = activation == Activation::gelu_tanh;
+        const Tolerance of_dx = gelu ? kGelu : kExact, of_sums = gelu ? kGeluSums : kWide;
+        agree(dtype, {{dx, "dx", of_dx}, {dbias, "dbias", of_sums}}, [&](const Side& on) {
+          on->activation_backward(dx[on], dbias[on], dy[on], saved[on], activation, false);
+        });
+        dbias.set(random_values(of.columns, 3));
+        agree(dtype, {{in_place, "dx in dy", of_dx}, {dbias, "dbias +=", of_sums}}, [&](const Side& on) {
+          on->activation_backward(in_place[on], dbias[on], in_place[on], saved[on], activation, true);
+        });
       }
     }
   }
@@ -174,6 +206,7 @@ TEST_CASE("cuda: element by element operations refuse tensors that do not fit ea
   for (const Twin* wrong : {&shorter, &floats}) {
     CHECK_THROWS_AS(on->activation_backward(x[on], (*wrong)[on], x[on], Activation::relu), Error);
     CHECK_THROWS_AS(on->activation_backward(x[on], x[on], (*wrong)[on], Activation::relu), Error);
+    CHECK_THROWS_AS(on->activation_backward(x[on], (*wrong)[on], x[on], x[on], Activation::relu, false), Error);
     CHECK_THROWS_AS(on->dropout(x[on], (*wrong)[on], key[on]), Error);
     CHECK_THROWS_AS(on->residual_add(x[on], (*wrong)[on], x[on], key[on]), Error);
   }

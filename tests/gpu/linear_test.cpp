@@ -98,6 +98,29 @@ TEST_CASE("cuda: linear backward") {
   }
 }
 
+TEST_CASE("cuda: linear backward through the activation below, whose bias gets its gradient") {
+  if (gpu() == nullptr) return;
+  for (const DType dtype : kComputeTypes) {
+    for (const Extents& e : kExtents) {
+      for (const Activation activation : {Activation::relu, Activation::gelu_tanh}) {
+        INFO(text(dtype, e) << ", activation " << static_cast<int>(activation));
+        const Layer layer(dtype, e);
+        const Twin below = random_twin(dtype, {e.rows, e.in}, 7, -1.0, 3.0);
+        Twin dx(dtype, {e.rows, e.in}), dbias(DType::fp32, {e.in}, e.offset);
+        const auto backward = [&](const Twin& sums, bool accumulate) {
+          return [&, accumulate](const Side& on) {
+            on->linear_backward_data(dx[on], sums[on], layer.dy[on], layer.w[on], below[on], activation, accumulate);
+          };
+        };
+        agree(dtype, {{dx, "dx", kGelu}}, backward(Twin(), false));
+        agree(dtype, {{dx, "dx", kGelu}, {dbias, "dbias", kGelu}}, backward(dbias, false));
+        dbias.set(random_values(e.in, 8));
+        agree(dtype, {{dx, "dx", kGelu}, {dbias, "dbias +=", kGelu}}, backward(dbias, true));
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda: gradients of micro-batches add up in place") {
   if (gpu() == nullptr) return;
   for (const DType dtype : kComputeTypes) {

@@ -16,9 +16,9 @@ struct MaxPoolCase {
   Shape y() const { return {x[0], x[1] / kernel, x[2] / kernel, x[3]}; }
 };
 // VGG's, rows and columns that no window covers, windows of one and of 256 pixels, odd numbers of channels.
-const MaxPoolCase kMaxPoolCases[] = {{{2, 4, 4, 3}, 2},   {{3, 16, 16, 64}, 2}, {{1, 5, 7, 17}, 2},
-                                     {{3, 7, 6, 5}, 3},   {{2, 6, 6, 1}, 1},    {{1, 17, 16, 2}, 16},
-                                     {{5, 2, 2, 512}, 2}, {{2, 9, 5, 24}, 2},   {{16, 28, 28, 128}, 2}};
+const MaxPoolCase kMaxPoolCases[] = {
+    {{2, 4, 4, 3}, 2},    {{3, 16, 16, 64}, 2}, {{1, 5, 7, 17}, 2}, {{3, 7, 6, 5}, 3},      {{2, 6, 6, 1}, 1},
+    {{1, 17, 16, 2}, 16}, {{5, 2, 2, 512}, 2},  {{2, 9, 5, 24}, 2}, {{16, 28, 28, 128}, 2}, {{2, 6, 9, 40}, 3}};
 
 struct AverageCase {
   Shape x, y;
@@ -50,6 +50,36 @@ TEST_CASE("cuda: max pooling takes the first maximum of each window, and sends g
         agree(dtype, {{y, "y", kExact}, {argmax, "argmax", kExact}, {dx, "dx", kExact}}, [&](const Side& on) {
           on->max_pool_forward(y[on], argmax[on], x[on], of.kernel);
           on->max_pool_backward(dx[on], dy[on], argmax[on], of.kernel);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: max pooling goes back through a relu and its bias") {
+  if (gpu() == nullptr) return;
+  for (const DType dtype : kComputeTypes) {
+    for (const MaxPoolCase& of : kMaxPoolCases) {
+      for (const std::int64_t offset : {0, 1}) {
+        INFO(name_of(dtype) << ", x " << of.x.to_string() << ", kernel " << of.kernel << ", offset " << offset);
+        Values values = random_values(of.x.elements(), 2, -1.0, 0.5);  // whole windows are cut off
+        for (double& value : values) value = std::max(value, 0.0);
+        const Twin x(dtype, of.x, values, offset), dy = random_twin(dtype, of.y(), 3, 0.25, 1.25, offset);
+        Twin y(dtype, of.y(), offset), argmax(DType::uint8, of.y()), dx(dtype, of.x, offset);
+        Twin dbias(DType::fp32, {of.x[3]}, offset);
+        const auto forward = [&](const Side& on) { on->max_pool_forward(y[on], argmax[on], x[on], of.kernel); };
+        agree(dtype, {{y, "y", kExact}, {dx, "dx", kExact}, {dbias, "dbias", kWide}}, [&](const Side& on) {
+          forward(on);
+          on->max_pool_backward(dx[on], dbias[on], dy[on], argmax[on], y[on], of.kernel, false);
+        });
+        agree(dtype, {{y, "y", kExact}, {dx, "dx alone", kExact}}, [&](const Side& on) {
+          forward(on);
+          on->max_pool_backward(dx[on], Tensor(), dy[on], argmax[on], y[on], of.kernel, false);
+        });
+        dbias.set(random_values(of.x[3], 4));
+        agree(dtype, {{y, "y", kExact}, {dx, "dx", kExact}, {dbias, "dbias +=", kWide}}, [&](const Side& on) {
+          forward(on);
+          on->max_pool_backward(dx[on], dbias[on], dy[on], argmax[on], y[on], of.kernel, true);
         });
       }
     }
@@ -98,6 +128,8 @@ TEST_CASE("cuda: pooling refuses tensors that do not fit each other") {
   CHECK_THROWS_AS(on->max_pool_forward(y[on], few[on], x[on], 2), Error);
   CHECK_THROWS_AS(on->max_pool_forward(y[on], argmax[on], x[on], 3), Error);
   CHECK_THROWS_AS(on->max_pool_backward(x[on], other[on], argmax[on], 2), Error);
+  CHECK_THROWS_AS(on->max_pool_backward(x[on], Tensor(), y[on], argmax[on], other[on], 2, false), Error);
+  CHECK_THROWS_AS(on->max_pool_backward(x[on], y[on], y[on], argmax[on], y[on], 2, false), Error);
   CHECK_THROWS_AS(on->adaptive_avg_pool_forward(samples[on], x[on]), Error);
   CHECK_THROWS_AS(on->adaptive_avg_pool_forward(half_doubles[on], doubles[on]), Error);
   CHECK_THROWS_AS(on->adaptive_avg_pool_backward(x[on], samples[on]), Error);

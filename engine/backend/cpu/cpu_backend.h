@@ -31,7 +31,8 @@ class CpuBackend final : public Backend {
   void linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tensor w, Tensor bias, Activation activation,
                       Tensor residual) override;
   using Backend::linear_backward_data;
-  void linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pre_activation, Activation activation) override;
+  void linear_backward_data(Tensor dx, Tensor dbias, Tensor dy, Tensor w, Tensor pre_activation, Activation activation,
+                            bool accumulate) override;
   void linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) override;
 
   // conv.cpp
@@ -44,13 +45,17 @@ class CpuBackend final : public Backend {
 
   // pool.cpp
   void max_pool_forward(Tensor y, Tensor argmax, Tensor x, std::int64_t kernel) override;
-  void max_pool_backward(Tensor dx, Tensor dy, Tensor argmax, std::int64_t kernel) override;
+  using Backend::max_pool_backward;
+  void max_pool_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor argmax, Tensor y, std::int64_t kernel,
+                         bool accumulate) override;
   void adaptive_avg_pool_forward(Tensor y, Tensor x) override;
   void adaptive_avg_pool_backward(Tensor dx, Tensor dy) override;
 
   // elementwise.cpp
   void activation_forward(Tensor y, Tensor x, Activation activation) override;
-  void activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) override;
+  using Backend::activation_backward;
+  void activation_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor saved, Activation activation,
+                           bool accumulate) override;
   void dropout(Tensor y, Tensor x, const DropoutKey& key) override;
   void residual_add(Tensor y, Tensor residual, Tensor x, const DropoutKey& key) override;
 

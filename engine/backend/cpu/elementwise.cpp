@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 
+#include "engine/backend/cpu/column_sums.h"
 #include "engine/backend/cpu/cpu_backend.h"
 #include "engine/backend/cpu/dropout_mask.h"
 #include "engine/backend/cpu/gelu.h"
@@ -85,19 +86,25 @@ void CpuBackend::activation_forward(Tensor y, Tensor x, Activation activation) {
   });
 }
 
-void CpuBackend::activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) {
+void CpuBackend::activation_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor saved, Activation activation,
+                                     bool accumulate) {
   check_alike(dx, dy, "dy");
-  if (activation == Activation::none) return copy(dx, dy);
-  check_alike(dx, saved, "saved");
+  if (activation != Activation::none) check_alike(dx, saved, "saved");
+  const std::int64_t columns = dbias.defined() ? dbias.elements() : 1;
+  PDL_CHECK(columns > 0 && dx.elements() % columns == 0, "dbias ", dbias.shape().to_string(), " for dx ",
+            dx.shape().to_string());
+  if (activation == Activation::none) copy(dx, dy);
   with_float_type(dx.dtype(), [&](auto zero) {
     using T = decltype(zero);
     T* const dx_data = dx.data<T>();
-    const T* const dy_data = dy.data<T>();
-    const T* const saved_data = saved.data<T>();
-    parallel_ranges(dx.elements(), [&](std::int64_t first, std::int64_t last) {
-      const auto backward = activation == Activation::relu ? relu_backward<T> : gelu_backward<T>;
-      backward(dx_data + first, dy_data + first, saved_data + first, last - first);
-    });
+    if (activation != Activation::none) {
+      const T *const dy_data = dy.data<T>(), *const saved_data = saved.data<T>();
+      parallel_ranges(dx.elements(), [&](std::int64_t first, std::int64_t last) {
+        const auto backward = activation == Activation::relu ? relu_backward<T> : gelu_backward<T>;
+        backward(dx_data + first, dy_data + first, saved_data + first, last - first);
+      });
+    }
+    if (dbias.defined()) column_sums(dbias.data<T>(), dx_data, dx.elements() / columns, columns, accumulate);
   });
 }
 

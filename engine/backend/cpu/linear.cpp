@@ -192,13 +192,15 @@ void CpuBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tenso
   });
 }
 
-void CpuBackend::linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pre_activation, Activation activation) {
+void CpuBackend::linear_backward_data(Tensor dx, Tensor dbias, Tensor dy, Tensor w, Tensor pre_activation,
+                                      Activation activation, bool accumulate) {
+  PDL_CHECK(!dbias.defined() || activation != Activation::none, "no activation, so no bias ahead of it");
   const Extents e = checked_extents(dx, w, dy);
   with_float_type(dx.dtype(), [&](auto zero) {
     using T = decltype(zero);
     backward_data(e, dx.data<T>(), dy.data<T>(), w.data<T>(), *scratch_, *onednn_matmul_);
   });
-  if (activation != Activation::none) activation_backward(dx, dx, pre_activation, activation);
+  if (activation != Activation::none) activation_backward(dx, dbias, dx, pre_activation, activation, accumulate);
 }
 
 void CpuBackend::linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) {

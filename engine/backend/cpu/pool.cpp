@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "engine/backend/cpu/column_sums.h"
 #include "engine/backend/cpu/cpu_backend.h"
 #include "engine/backend/cpu/loops.h"
 
@@ -42,13 +43,20 @@ void max_of_window(T* y, std::uint8_t* argmax, const T* x, const PoolShape& shap
   }
 }
 
+// Where `y` is not null, only maxima above 0 receive a gradient.
 template <typename T>
-void spread_over_window(T* dx, const T* dy, const std::uint8_t* argmax, const PoolShape& shape, std::int64_t kernel) {
+void spread_over_window(T* dx, const T* dy, const std::uint8_t* argmax, const T* y, const PoolShape& shape,
+                        std::int64_t kernel) {
   for (std::int64_t position = 0; position < kernel * kernel; ++position) {
     T* target = dx + (position / kernel * shape.w + position % kernel) * shape.c;
     const auto wanted = static_cast<std::uint8_t>(position);
+    if (y == nullptr) {
 #pragma omp simd
-    for (std::int64_t c = 0; c < shape.c; ++c) target[c] = argmax[c] == wanted ? dy[c] : T{0};
+      for (std::int64_t c = 0; c < shape.c; ++c) target[c] = argmax[c] == wanted ? dy[c] : T{0};
+    } else {
+#pragma omp simd
+      for (std::int64_t c = 0; c < shape.c; ++c) target[c] = argmax[c] == wanted && y[c] > T{0} ? dy[c] : T{0};
+    }
   }
 }
 
@@ -109,13 +117,17 @@ void CpuBackend::max_pool_forward(Tensor y, Tensor argmax, Tensor x, std::int64_
   });
 }
 
-void CpuBackend::max_pool_backward(Tensor dx, Tensor dy, Tensor argmax, std::int64_t kernel) {
+void CpuBackend::max_pool_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor argmax, Tensor y, std::int64_t kernel,
+                                   bool accumulate) {
   const PoolShape shape(dx.shape(), dy.shape());
   check_max_pool(shape, dy, argmax, kernel);
+  PDL_CHECK(!y.defined() || (y.shape() == dy.shape() && y.dtype() == dy.dtype()), "y ", y.shape().to_string(),
+            " for dy ", dy.shape().to_string());
+  PDL_CHECK(!dbias.defined() || dbias.elements() == shape.c, "dbias ", dbias.shape().to_string());
   with_float_type(dx.dtype(), [&](auto zero) {
     using T = decltype(zero);
     T* const dx_data = dx.data<T>();
-    const T* const dy_data = dy.data<T>();
+    const T *const dy_data = dy.data<T>(), *const y_data = y.defined() ? y.data<T>() : nullptr;
     const std::uint8_t* const positions = argmax.data<std::uint8_t>();
     const std::int64_t width = shape.w * shape.c, covered = shape.q * kernel * shape.c;
     parallel_items(shape.n * shape.p, width * kernel, [&](std::int64_t row) {
@@ -123,12 +135,15 @@ void CpuBackend::max_pool_backward(Tensor dx, Tensor dy, Tensor argmax, std::int
       T* const dx_row = dx_data + (row / shape.p * shape.h + p * kernel) * width;
       for (std::int64_t q = 0; q < shape.q; ++q) {
         const std::int64_t at = (row * shape.q + q) * shape.c;
-        spread_over_window(dx_row + q * kernel * shape.c, dy_data + at, positions + at, shape, kernel);
+        spread_over_window(dx_row + q * kernel * shape.c, dy_data + at, positions + at,
+                           y_data == nullptr ? nullptr : y_data + at, shape, kernel);
       }
       // What no window covers: the right border of these rows, and below the last windows whole rows.
       for (std::int64_t r = 0; r < kernel; ++r) std::fill(dx_row + r * width + covered, dx_row + (r + 1) * width, T{0});
       if (p == shape.p - 1) std::fill_n(dx_row + kernel * width, (shape.h - shape.p * kernel) * width, T{0});
     });
+    // Over all of dx, zeros included: the bits of a convolution that sums its own dy.
+    if (dbias.defined()) column_sums(dbias.data<T>(), dx_data, shape.n * shape.h * shape.w, shape.c, accumulate);
   });
 }
 

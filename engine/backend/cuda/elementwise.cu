@@ -1,6 +1,9 @@
 // Activations' gradients, dropout and residual sums, element by element: each thread moves one 16-byte vector. A mask
-// is computed where it is used and never stored.
+// is computed where it is used and never stored. Where the gradient of a bias is wanted too, threads go down the
+// columns of an activation's gradient and sum up what they write.
 
+#include "engine/backend/cuda/column_sums.cuh"
+#include "engine/backend/cuda/column_sums.h"
 #include "engine/backend/cuda/cuda_backend.h"
 #include "engine/backend/cuda/gelu.cuh"
 #include "engine/backend/cuda/kernel_tools.cuh"
@@ -20,6 +23,30 @@ __device__ float activation_gradient(float dy, float saved) {
     return dy * gelu_tanh_derivative<T>(saved);
   }
 }
+
+// dx = dy * activation'(saved) by rows, for sum_rows. dx may be dy: a thread reads its elements before it writes them.
+template <typename T, int kWidth, Activation kActivation>
+struct ActivationRows {
+  static constexpr int kAtOnce = 2;
+  struct Loaded {
+    Vector<T, kWidth> dy, saved;
+  };
+  __device__ Loaded load(std::int64_t row, std::int64_t column) const {
+    const std::int64_t at = row * columns + column;
+    return {load_vector<kWidth>(dy + at), load_vector<kWidth>(saved + at)};
+  }
+  __device__ void finish(float (&values)[kWidth], const Loaded& loaded, std::int64_t row, std::int64_t column) const {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      values[i] = activation_gradient<T, kActivation>(to_float(loaded.dy.at[i]), to_float(loaded.saved.at[i]));
+    }
+    store_floats(dx + row * columns + column, values);
+  }
+
+  T* dx;
+  const T *dy, *saved;
+  std::int64_t columns;
+};
 
 // This thread's elements of a range: [first, first + count), count <= kWidth, less than kWidth only at the end.
 template <int kWidth>
@@ -163,29 +190,61 @@ void launch_dropped(T* y, const T* residual, const T* x, std::int64_t elements, 
   });
 }
 
+template <typename T, Activation kActivation>
+void launch_gradients(T* dx, const T* dy, const T* saved, std::int64_t elements, cudaStream_t stream) {
+  with_vector_width<T>(aligned_to_vectors(dx, dy, saved), [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    activation_gradients<T, kWidth, kActivation>
+        <<<blocks_for(elements, kThreads * kWidth), kThreads, 0, stream>>>(dx, dy, saved, elements);
+    check_launch("activation_gradients");
+  });
+}
+
+// And their column sums into dbias [columns].
+template <typename T, Activation kActivation>
+void launch_summed_gradients(T* dx, const Tensor& dbias, const T* dy, const T* saved, std::int64_t rows,
+                             bool accumulate, CudaScratch& scratch, cudaStream_t stream) {
+  const std::int64_t columns = dbias.elements();
+  with_vector_width<T>(columns % kVectorWidth<T> == 0 && aligned_to_vectors(dx, dy, saved), [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    const ActivationRows<T, kWidth, kActivation> gradients = {dx, dy, saved, columns};
+    sum_rows<kWidth>(dbias.data<float>(), gradients, rows, columns, accumulate, scratch, stream);
+  });
+}
+
 }  // namespace
 }  // namespace cuda
 
-void CudaBackend::activation_backward(Tensor dx, Tensor dy, Tensor saved, Activation activation) {
+void CudaBackend::activation_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor saved, Activation activation,
+                                      bool accumulate) {
   using namespace cuda;
   check_alike(dx, dy, "dy");
-  if (activation == Activation::none) return copy(dx, dy);
+  const std::int64_t columns = dbias.defined() ? dbias.elements() : 1;
+  const std::int64_t rows = dx.elements() / std::max<std::int64_t>(columns, 1);
+  PDL_CHECK(rows * columns == dx.elements() && (!dbias.defined() || dbias.dtype() == DType::fp32), "dbias ",
+            name_of(dbias.dtype()), " ", dbias.shape().to_string(), " for dx ", dx.shape().to_string());
+  if (activation == Activation::none) {
+    copy(dx, dy);
+    if (!dbias.defined()) return;
+    return column_sums(dbias.data<float>(), dx.raw(), dx.dtype(), rows, columns, accumulate, scratch_, stream_);
+  }
   check_alike(dx, saved, "saved");
   with_compute_type(dx.dtype(), [&](auto zero) {
     using T = decltype(zero);
     T *const to = pointer<T>(dx), *const from = pointer<T>(dy), *const kept = pointer<T>(saved);
-    with_vector_width<T>(aligned_to_vectors(to, from, kept), [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      const std::int64_t elements = dx.elements();
-      const unsigned blocks = blocks_for(elements, kThreads * kWidth);
-      if (activation == Activation::relu) {
-        activation_gradients<T, kWidth, Activation::relu><<<blocks, kThreads, 0, stream_>>>(to, from, kept, elements);
+    const auto launch = [&](auto kind) {
+      constexpr Activation kActivation = decltype(kind)::value;
+      if (dbias.defined()) {
+        launch_summed_gradients<T, kActivation>(to, dbias, from, kept, rows, accumulate, scratch_, stream_);
       } else {
-        activation_gradients<T, kWidth, Activation::gelu_tanh>
-            <<<blocks, kThreads, 0, stream_>>>(to, from, kept, elements);
+        launch_gradients<T, kActivation>(to, from, kept, dx.elements(), stream_);
       }
-      check_launch("activation_gradients");
-    });
+    };
+    if (activation == Activation::relu) {
+      launch(std::integral_constant<Activation, Activation::relu>{});
+    } else {
+      launch(std::integral_constant<Activation, Activation::gelu_tanh>{});
+    }
   });
 }
 

@@ -74,9 +74,13 @@ void CudaBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tens
   }
 }
 
-void CudaBackend::linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pre_activation, Activation activation) {
+void CudaBackend::linear_backward_data(Tensor dx, Tensor dbias, Tensor dy, Tensor w, Tensor pre_activation,
+                                       Activation activation, bool accumulate) {
   const DType dtype = dx.dtype();
   const Extents e = checked_extents(dx, w, dy, dtype);
+  const bool sums = dbias.defined();
+  PDL_CHECK(!sums || (activation != Activation::none && dbias.elements() == e.in && dbias.dtype() == DType::fp32),
+            "dbias ", dbias.shape().to_string(), " for dx ", dx.shape().to_string());
   const cuda::Product product = {.input = dtype, .output = dtype, .m = e.rows, .n = e.in, .k = e.out};
   cuda::Operands operands = {.d = dx.raw(), .a = dy.raw(), .b = w.raw()};
   if (activation == Activation::gelu_tanh && is_half(dtype)) {
@@ -85,11 +89,18 @@ void CudaBackend::linear_backward_data(Tensor dx, Tensor dy, Tensor w, Tensor pr
     cuda::Product fused = product;
     fused.epilogue = cuda::Epilogue::dgelu;
     operands.aux = pre_activation.raw();
-    if (fusing_pays(fused, product, operands, 3 * dx.bytes()) && gemm_->try_multiply(fused, operands, stream_)) return;
+    // The pass that is spared reads two matrices and writes one; but it forms the sums, too, which then read dx again.
+    const std::int64_t pass_bytes = (sums ? 2 : 3) * dx.bytes();
+    if (fusing_pays(fused, product, operands, pass_bytes) && gemm_->try_multiply(fused, operands, stream_)) {
+      if (sums) {
+        cuda::column_sums(dbias.data<float>(), dx.raw(), dtype, e.rows, e.in, accumulate, scratch_, stream_);
+      }
+      return;
+    }
     operands.aux = nullptr;
   }
   gemm_->multiply(product, operands, stream_);
-  if (activation != Activation::none) activation_backward(dx, dx, pre_activation, activation);
+  if (activation != Activation::none) activation_backward(dx, dbias, dx, pre_activation, activation, accumulate);
 }
 
 void CudaBackend::linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tensor x, bool accumulate) {

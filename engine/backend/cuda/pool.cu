@@ -1,6 +1,9 @@
 // Pooling of channels-last images. Each thread takes one vector of channels of one pixel or one window, so neighbours
-// in a warp touch neighbours in memory, and each element of a gradient is written by one thread, once.
+// in a warp touch neighbours in memory, and each element of a gradient is written by one thread, once. Where the
+// gradient of a bias is wanted too, a thread goes from window to window and sums up what it writes.
 
+#include "engine/backend/cuda/column_sums.cuh"
+#include "engine/backend/cuda/column_sums.h"
 #include "engine/backend/cuda/cuda_backend.h"
 #include "engine/backend/cuda/kernel_tools.cuh"
 
@@ -62,8 +65,87 @@ struct Window {
   int first, last;
 };
 
+// What the windows of a max pool send back. With `y`, the maxima, only those above 0 send anything.
+template <typename T, int kWidth>
+struct MaximumGradients {
+  __device__ Vector<T, kWidth> load(std::int64_t at) const {
+    Vector<T, kWidth> gradient = load_vector<kWidth>(dy + at);
+    if (y == nullptr) return gradient;
+    const Vector<T, kWidth> maximum = load_vector<kWidth>(y + at);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) gradient.at[i] = to_float(maximum.at[i]) > 0.0f ? gradient.at[i] : T{};
+    return gradient;
+  }
+
+  const T *dy, *y;
+};
+
+// One window's pixels of dx: the gradient where the maximum stood, 0 elsewhere. `corner` is its first pixel; rows of
+// `pitch` pixels of `channels`; pixels beyond `rows` or `columns` do not exist.
+template <typename T, int kWidth>
+__device__ void spread(T* corner, const Vector<T, kWidth>& gradient, const Vector<std::uint8_t, kWidth>& place,
+                       int kernel, std::int64_t pitch, std::int64_t channels, std::int64_t rows, std::int64_t columns) {
+#pragma unroll
+  for (int r = 0; r < kernel; ++r) {
+#pragma unroll
+    for (int s = 0; s < kernel; ++s) {
+      if (r >= rows || s >= columns) continue;
+      Vector<T, kWidth> out;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) out.at[i] = place.at[i] == r * kernel + s ? gradient.at[i] : T{};
+      store_vector(corner + (r * pitch + s) * channels, out);
+    }
+  }
+}
+
+// A max pool on its way back.
+template <typename T, int kWidth>
+struct Spreading {
+  // Whether each pixel of dx lies in a window, and windows can be counted in 32 bits.
+  bool covers_image() const {
+    return shape.p * kernel == shape.h && shape.q * kernel == shape.w && windows() < (std::int64_t{1} << 32);
+  }
+  std::int64_t windows() const { return shape.n * shape.p * shape.q; }
+
+  T* dx;
+  MaximumGradients<T, kWidth> gradients;
+  const std::uint8_t* argmax;
+  PoolShape shape;
+  int kernel;
+};
+
+// The windows as rows of a matrix, for sum_rows: they cover the whole image. kFixed is the kernel's extent, or 0 when
+// it is only known at run time.
+template <typename T, int kWidth, int kFixed>
+struct WindowRows {
+  static constexpr int kAtOnce = 1;  // it mostly writes
+  struct Loaded {
+    Vector<T, kWidth> gradient;
+    Vector<std::uint8_t, kWidth> place;
+  };
+  __device__ Loaded load(std::int64_t window, std::int64_t channel) const {
+    const std::int64_t at = window * work.shape.c + channel;
+    return {work.gradients.load(at), load_vector<kWidth>(work.argmax + at)};
+  }
+  __device__ void finish(float (&values)[kWidth], const Loaded& loaded, std::int64_t window,
+                         std::int64_t channel) const {
+    const int kernel = kFixed > 0 ? kFixed : work.kernel;
+    const std::int64_t width = work.shape.w, channels = work.shape.c;
+    const auto q = static_cast<std::uint32_t>(work.shape.q), line = static_cast<std::uint32_t>(window) / q;
+    const std::uint32_t column = static_cast<std::uint32_t>(window) - line * q;
+    // The samples' lines of windows stand one below the other: line i begins at line i * kernel of dx.
+    T* const corner =
+        work.dx + (std::int64_t{line} * kernel * width + std::int64_t{column} * kernel) * channels + channel;
+    spread(corner, loaded.gradient, loaded.place, kernel, width, channels, kernel, kernel);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = to_float(loaded.gradient.at[i]);
+  }
+
+  Spreading<T, kWidth> work;
+};
+
 // ------------------------------------------------------------------------------------------------------------- kernels
-// kFixed is the kernel's extent, or 0 when it is only known at run time.
+// kFixed as above.
 template <typename T, int kWidth, int kFixed>
 __global__ void __launch_bounds__(kThreads)
     max_of_windows(T* y, std::uint8_t* argmax, const T* x, PoolShape shape, PixelGrid<kWidth> grid, int extent) {
@@ -98,32 +180,22 @@ __global__ void __launch_bounds__(kThreads)
 
 // Threads form a grid that covers all of dx, [N, ceil(H / k), ceil(W / k), C]: what lies in no window of y becomes 0.
 template <typename T, int kWidth, int kFixed>
-__global__ void __launch_bounds__(kThreads)
-    spread_maxima(T* dx, const T* dy, const std::uint8_t* argmax, PoolShape shape, PixelGrid<kWidth> grid, int extent) {
+__global__ void __launch_bounds__(kThreads) spread_maxima(const Spreading<T, kWidth> work, PixelGrid<kWidth> grid) {
   const std::int64_t thread = this_thread();
   if (thread >= grid.count) return;
-  const int kernel = kFixed > 0 ? kFixed : extent;
+  const int kernel = kFixed > 0 ? kFixed : work.kernel;
+  const PoolShape& shape = work.shape;
   const Pixel<kWidth> at(grid, thread);
   Vector<T, kWidth> gradient{};
   Vector<std::uint8_t, kWidth> place{};
   if (at.row < shape.p && at.column < shape.q) {
     const std::int64_t from = ((at.n * shape.p + at.row) * shape.q + at.column) * shape.c + at.channel;
-    gradient = load_vector<kWidth>(dy + from);
-    place = load_vector<kWidth>(argmax + from);
+    gradient = work.gradients.load(from);
+    place = load_vector<kWidth>(work.argmax + from);
   }
   const std::int64_t h = std::int64_t{at.row} * kernel, w = std::int64_t{at.column} * kernel;
-  T* const corner = dx + ((at.n * shape.h + h) * shape.w + w) * shape.c + at.channel;
-#pragma unroll
-  for (int r = 0; r < kernel; ++r) {
-#pragma unroll
-    for (int s = 0; s < kernel; ++s) {
-      if (h + r >= shape.h || w + s >= shape.w) continue;
-      Vector<T, kWidth> out;
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) out.at[i] = place.at[i] == r * kernel + s ? gradient.at[i] : T{};
-      store_vector(corner + (r * shape.w + s) * shape.c, out);
-    }
-  }
+  T* const corner = work.dx + ((at.n * shape.h + h) * shape.w + w) * shape.c + at.channel;
+  spread(corner, gradient, place, kernel, shape.w, shape.c, shape.h - h, shape.w - w);
 }
 
 template <typename T, int kWidth>
@@ -187,6 +259,24 @@ void check_alike(const Tensor& x, const Tensor& y) {
   PDL_CHECK(x.dtype() == y.dtype(), name_of(x.dtype()), " pooled to ", name_of(y.dtype()));
 }
 
+template <int kFixed, typename T, int kWidth>
+void launch_spread(const Spreading<T, kWidth>& work, cudaStream_t stream) {
+  const PoolShape& shape = work.shape;
+  const std::int64_t rows = (shape.h + work.kernel - 1) / work.kernel,
+                     columns = (shape.w + work.kernel - 1) / work.kernel;
+  const PixelGrid<kWidth> grid(shape.n, rows, columns, shape.c);
+  spread_maxima<T, kWidth, kFixed><<<blocks_for(grid.count, kThreads), kThreads, 0, stream>>>(work, grid);
+  check_launch("spread_maxima");
+}
+
+// And the sums over all pixels into dbias.
+template <int kFixed, typename T, int kWidth>
+void launch_summed_spread(const Spreading<T, kWidth>& work, const Tensor& dbias, bool accumulate, CudaScratch& scratch,
+                          cudaStream_t stream) {
+  const WindowRows<T, kWidth, kFixed> rows = {work};
+  sum_rows<kWidth>(dbias.data<float>(), rows, work.windows(), work.shape.c, accumulate, scratch, stream);
+}
+
 // Whether vectors may be used for an image of so many elements; smaller ones of the same channels then fit as well.
 template <typename T>
 bool fits_pool(const PoolShape& shape, std::int64_t elements) {
@@ -217,24 +307,32 @@ void CudaBackend::max_pool_forward(Tensor y, Tensor argmax, Tensor x, std::int64
   });
 }
 
-void CudaBackend::max_pool_backward(Tensor dx, Tensor dy, Tensor argmax, std::int64_t kernel) {
+void CudaBackend::max_pool_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor argmax, Tensor y, std::int64_t kernel,
+                                    bool accumulate) {
   using namespace cuda;
   const PoolShape shape(dx.shape(), dy.shape());
   check_max_pool(shape, dy, argmax, kernel);
   check_alike(dx, dy);
+  PDL_CHECK(!y.defined() || (y.shape() == dy.shape() && y.dtype() == dy.dtype()), "y ", y.shape().to_string());
+  PDL_CHECK(!dbias.defined() || (dbias.elements() == shape.c && dbias.dtype() == DType::fp32), "dbias ",
+            dbias.shape().to_string());
   with_compute_type(dx.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    T *const to = pointer<T>(dx), *const from = pointer<T>(dy);
+    const T *const from = pointer<T>(dy), *const maxima = pointer<T>(y);
+    T* const to = pointer<T>(dx);
     const std::uint8_t* const places = argmax.data<std::uint8_t>();
-    const bool vectors = fits_pool<T>(shape, dx.elements()) && aligned_to_vectors(to, from, places);
+    const bool vectors = fits_pool<T>(shape, dx.elements()) && aligned_to_vectors(to, from, maxima, places);
     with_vector_width<T>(vectors, [&](auto wide) {
       constexpr int kWidth = decltype(wide)::value;
-      const std::int64_t rows = (shape.h + kernel - 1) / kernel, columns = (shape.w + kernel - 1) / kernel;
-      const PixelGrid<kWidth> grid(shape.n, rows, columns, shape.c);
-      const auto of_kernel = kernel == 2 ? spread_maxima<T, kWidth, 2> : spread_maxima<T, kWidth, 0>;
-      of_kernel<<<blocks_for(grid.count, kThreads), kThreads, 0, stream_>>>(to, from, places, shape, grid,
-                                                                            static_cast<int>(kernel));
-      check_launch("spread_maxima");
+      const Spreading<T, kWidth> work = {to, {from, maxima}, places, shape, static_cast<int>(kernel)};
+      if (dbias.defined() && work.covers_image()) {
+        return kernel == 2 ? launch_summed_spread<2>(work, dbias, accumulate, scratch_, stream_)
+                           : launch_summed_spread<0>(work, dbias, accumulate, scratch_, stream_);
+      }
+      kernel == 2 ? launch_spread<2>(work, stream_) : launch_spread<0>(work, stream_);
+      if (!dbias.defined()) return;
+      const std::int64_t pixels = shape.n * shape.h * shape.w;
+      column_sums(dbias.data<float>(), to, dx.dtype(), pixels, shape.c, accumulate, scratch_, stream_);
     });
   });
 }

@@ -30,8 +30,14 @@ void Conv2d::forward(const LayerIo& io) const {
 }
 
 void Conv2d::backward(const LayerIo& io) const {
-  if (options_.activation != Activation::none) io.backend.activation_backward(io.dy, io.dy, io.y, options_.activation);
-  io.backend.conv2d_backward_weight(io.grads[0], io.grads[1], io.dy, io.x, options_.geometry, io.accumulate[0] != 0,
+  Tensor dbias = io.grads[1];
+  if (options_.activation != Activation::none) {
+    if (!io.dy_is_ahead_of_activation) {
+      io.backend.activation_backward(io.dy, dbias, io.dy, io.y, options_.activation, io.accumulate[1] != 0);
+    }
+    dbias = Tensor();  // has its gradient
+  }
+  io.backend.conv2d_backward_weight(io.grads[0], dbias, io.dy, io.x, options_.geometry, io.accumulate[0] != 0,
                                     io.workspace);
   io.grad_ready(1);
   io.grad_ready(0);

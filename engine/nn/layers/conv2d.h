@@ -15,6 +15,7 @@ class Conv2d final : public Layer {
   std::vector<TensorSpec> saved_specs(const Shape&, DType) const override { return {}; }
   std::int64_t workspace_bytes(const Shape& x, DType dtype, Backend& backend) const override;
   double flops(const Shape& x) const override;
+  OutputActivation output_activation() const override { return {options_.activation, 1}; }
   void forward(const LayerIo& io) const override;
   void backward(const LayerIo& io) const override;
 

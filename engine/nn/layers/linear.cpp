@@ -39,19 +39,25 @@ void Linear::forward(const LayerIo& io) const {
 
 void Linear::backward(const LayerIo& io) const {
   const Tensor dy = as_rows(io.dy);  // [M, O]
-  if (options_.activation != Activation::none && !io.dy_is_ahead_of_activation) {
-    const Tensor saved = options_.activation == Activation::gelu_tanh ? io.saved[0] : io.y;
-    io.backend.activation_backward(dy, dy, as_rows(saved), options_.activation);
+  Tensor dbias = options_.bias ? io.grads[1] : Tensor();
+  const bool adds_bias = options_.bias && io.accumulate[1] != 0;
+  if (options_.activation != Activation::none) {
+    if (!io.dy_is_ahead_of_activation) {
+      const Tensor saved = options_.activation == Activation::gelu_tanh ? io.saved[0] : io.y;
+      io.backend.activation_backward(dy, dbias, dy, as_rows(saved), options_.activation, adds_bias);
+    }
+    dbias = Tensor();  // has its gradient
   }
   // The weight gradient comes first, so that its reduction can hide behind the data gradient, and because dx may lie
   // over x.
-  io.backend.linear_backward_weight(io.grads[0], options_.bias ? io.grads[1] : Tensor(), dy, as_rows(io.x),
-                                    io.accumulate[0] != 0);
+  io.backend.linear_backward_weight(io.grads[0], dbias, dy, as_rows(io.x), io.accumulate[0] != 0);
   if (options_.bias) io.grad_ready(1);
   io.grad_ready(0);
   if (!io.wants_input_grad) return;
-  const Tensor input_pre = io.input_activation == Activation::none ? Tensor() : as_rows(io.input_pre);
-  io.backend.linear_backward_data(as_rows(io.dx), dy, io.params[0], input_pre, io.input_activation);
+  const InputActivation& input = io.input;
+  const Tensor pre_activation = input.activation == Activation::none ? Tensor() : as_rows(input.pre_activation);
+  io.backend.linear_backward_data(as_rows(io.dx), input.dbias, dy, io.params[0], pre_activation, input.activation,
+                                  input.accumulate);
 }
 
 }  // namespace pdl

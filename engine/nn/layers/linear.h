@@ -19,6 +19,9 @@ class Linear final : public Layer {
   std::vector<TensorSpec> saved_specs(const Shape& x, DType dtype) const override;
   double flops(const Shape& x) const override;
   bool adds_residual() const override { return options_.activation == Activation::none; }
+  /// The pre-activation of gelu_tanh is saved[0].
+  OutputActivation output_activation() const override { return {options_.activation, options_.bias ? 1 : -1}; }
+  bool passes_activation(Activation activation) const override { return activation == Activation::gelu_tanh; }
   void forward(const LayerIo& io) const override;
   /// Leaves dy as it was when there is no activation.
   void backward(const LayerIo& io) const override;

@@ -16,9 +16,13 @@ class MaxPool final : public Layer {
     return {{DType::uint8, output_shape(x)}};
   }
   double flops(const Shape& x) const override { return static_cast<double>(x.elements()); }
+  /// A maximum tells whether relu let it through: on the way back relu and its bias cost hardly more than the pool.
+  bool passes_activation(Activation activation) const override { return activation == Activation::relu; }
   void forward(const LayerIo& io) const override { io.backend.max_pool_forward(io.y, io.saved[0], io.x, kernel_); }
   void backward(const LayerIo& io) const override {
-    if (io.wants_input_grad) io.backend.max_pool_backward(io.dx, io.dy, io.saved[0], kernel_);
+    if (!io.wants_input_grad) return;
+    const Tensor y = io.input.activation == Activation::relu ? io.y : Tensor();
+    io.backend.max_pool_backward(io.dx, io.input.dbias, io.dy, io.saved[0], y, kernel_, io.input.accumulate);
   }
 
  private:

@@ -12,6 +12,17 @@ namespace {
 constexpr std::int64_t kAlignment = 64;
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+/// What the layer of `io` hands on.
+InputActivation made_by(const LayerIo& io, const OutputActivation& output, const Tensor& pre_activation) {
+  InputActivation input = {.activation = output.activation, .pre_activation = pre_activation};
+  if (output.bias >= 0) {
+    const auto bias = static_cast<std::size_t>(output.bias);
+    input.dbias = io.grads[bias];
+    input.accumulate = io.accumulate[bias] != 0;
+  }
+  return input;
+}
+
 /// Passes a child's readiness on under the block's numbering.
 struct ShiftedReady final : LayerIo::Ready {
   ShiftedReady(LayerIo::Ready* to, int offset) : to_(to), offset_(offset) {}
@@ -239,11 +250,13 @@ void TransformerBlock::backward(const LayerIo& io) const {
 
   const auto ln2 = static_cast<std::size_t>(ln2_);
   if (recomputes_gelu()) backend.activation_forward(s.hidden, s.of_fc1[0], Activation::gelu_tanh);
-  // FC2's data gradient goes through FC1's activation in one operation.
+  // FC2's data gradient goes through FC1's activation, and finds the gradient of its bias, in one operation.
   LayerIo fc2 = child_io(io, kFc2, s.hidden, io.y, {}), fc1 = child_io(io, kFc1, s.ln2, s.hidden, s.of_fc1);
-  fc2.input_activation = Activation::gelu_tanh;
-  fc2.input_pre = s.of_fc1[0];
-  fc1.dy_is_ahead_of_activation = true;
+  const OutputActivation hidden = children_[kFc1]->output_activation();
+  if (children_[kFc2]->passes_activation(hidden.activation)) {
+    fc2.input = made_by(fc1, hidden, s.of_fc1[0]);
+    fc1.dy_is_ahead_of_activation = true;
+  }
   run_backward(io, fc2, kFc2, d_hidden, through_dropout(io.dy, 2));
   if (recomputes_norms()) {
     backend.layernorm_forward(as_rows(s.ln2), s.mean2, s.rstd2, as_rows(s.residual), io.params[ln2],

@@ -113,6 +113,34 @@ TEST_CASE("no activation passes the gradient as it is") {
   CHECK(same_bits(dx, dy));
 }
 
+TEST_CASE("an activation's gradient is summed down its columns on the way, for the bias") {
+  const CpuUnderTest cpu;
+  for (const DType dtype : {DType::fp64, DType::fp32}) {
+    for (const Shape& shape : {Shape{1, 1}, Shape{3, 7}, Shape{100, 1}, Shape{5, 6, 33}, Shape{2, 3, 37, 530}}) {
+      for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh}) {
+        CAPTURE(name_of(dtype), shape.to_string(), static_cast<int>(activation));
+        const std::int64_t columns = shape.back();
+        const OwnedTensor dy = random_tensor(dtype, shape, 11), saved = random_tensor(dtype, shape, 12, -3.0, 3.0);
+        OwnedTensor alone(dtype, shape), dx(dtype, shape), dbias(dtype, {columns});
+        cpu.backend->activation_backward(alone, dy, saved, activation);
+        Values sums(static_cast<std::size_t>(columns), 0.0);
+        for (std::int64_t i = 0; i < alone.elements(); ++i) sums[static_cast<std::size_t>(i % columns)] += alone.get(i);
+        const double tolerance = dtype == DType::fp64 ? 1e-13 : 1e-6;
+
+        cpu.backend->activation_backward(dx, dbias, dy, saved, activation, false);
+        CHECK(same_bits(dx, alone));
+        CHECK(worst_error(dbias.values(), sums) < tolerance);
+        cpu.backend->activation_backward(dx, dbias, dy, saved, activation, true);
+        for (double& sum : sums) sum *= 2.0;
+        CHECK(worst_error(dbias.values(), sums) < tolerance);
+        CHECK((dx.guards_intact() && dbias.guards_intact()));
+      }
+    }
+  }
+  const OwnedTensor dy = random_tensor(DType::fp32, {4, 6}, 1), dbias(DType::fp32, {5});
+  CHECK_THROWS_AS(cpu.backend->activation_backward(dy, dbias, dy, dy, Activation::relu, false), Error);
+}
+
 TEST_CASE("dropout keeps exactly the elements of its definition") {
   const CpuUnderTest cpu;
   const Samples samples({5, 0, 123456789012345, 7});

@@ -160,6 +160,30 @@ TEST_CASE("linear gradients agree with finite differences") {
   }
 }
 
+TEST_CASE("a linear layer goes back through the activation below it with the bits of the operations one by one") {
+  const CpuUnderTest cpu;
+  for (const DType dtype : {DType::fp64, DType::fp32}) {
+    for (const Extents& e : kExtents) {
+      for (const Activation activation : {Activation::relu, Activation::gelu_tanh}) {
+        INFO(text(e) << " in " << name_of(dtype) << ", activation " << static_cast<int>(activation));
+        Layer apart(dtype, e), at_once(dtype, e);
+        const OwnedTensor below = random_tensor(dtype, {e.rows, e.in}, 6, -3.0, 3.0);
+        const OwnedTensor start = random_tensor(dtype, {e.in}, 7);
+        OwnedTensor dbias(dtype, {e.in}, start.values()), expected(dtype, {e.in}, start.values());
+        cpu.backend->linear_backward_data(apart.dx, apart.dy, apart.w);
+        cpu.backend->activation_backward(apart.dx, expected, apart.dx, below, activation, true);
+        cpu.backend->linear_backward_data(at_once.dx, dbias, at_once.dy, at_once.w, below, activation, true);
+        CHECK(same_bits(at_once.dx, apart.dx));
+        CHECK(same_bits(dbias, expected));
+        at_once.dx.poison();
+        cpu.backend->linear_backward_data(at_once.dx, Tensor(), at_once.dy, at_once.w, below, activation, false);
+        CHECK(same_bits(at_once.dx, apart.dx));
+        CHECK((at_once.guards_intact() && dbias.guards_intact()));
+      }
+    }
+  }
+}
+
 TEST_CASE("linear gradients in fp32 agree with fp64") {
   const CpuUnderTest cpu;
   for (const Extents& e : kExtents) {

@@ -132,6 +132,38 @@ TEST_CASE("max pooling sends gradients to the maxima and zero everywhere else, d
   }
 }
 
+TEST_CASE("max pooling goes back through a relu and its bias with the bits of the operations one by one") {
+  const CpuUnderTest cpu;
+  for (const DType dtype : {DType::fp64, DType::fp32}) {
+    for (const MaxPoolCase& pool : kMaxPoolCases) {
+      for (const bool accumulate : {false, true}) {
+        CAPTURE(name_of(dtype), pool.x.to_string(), pool.kernel, accumulate);
+        const Shape out = pooled_shape(pool), channels = {pool.x[3]};
+        OwnedTensor x = random_tensor(dtype, pool.x, 2, -1.0, 0.5);  // whole windows are cut off
+        cpu.backend->activation_forward(x, x, Activation::relu);
+        const OwnedTensor dy = random_tensor(dtype, out, 3), start = random_tensor(dtype, channels, 4);
+        OwnedTensor y(dtype, out), argmax(DType::uint8, out), dx(dtype, pool.x), expected(dtype, pool.x);
+        OwnedTensor dbias(dtype, channels, start.values()), expected_dbias(dtype, channels, start.values());
+        cpu.backend->max_pool_forward(y, argmax, x, pool.kernel);
+        cpu.backend->max_pool_backward(expected, dy, argmax, pool.kernel);
+        cpu.backend->activation_backward(expected, expected_dbias, expected, x, Activation::relu, accumulate);
+
+        cpu.backend->max_pool_backward(dx, dbias, dy, argmax, y, pool.kernel, accumulate);
+        CHECK(same_bits(dx, expected));
+        CHECK(same_bits(dbias, expected_dbias));
+        dx.poison();
+        cpu.backend->max_pool_backward(dx, Tensor(), dy, argmax, y, pool.kernel, accumulate);
+        CHECK(same_bits(dx, expected));
+        CHECK((dx.guards_intact() && dbias.guards_intact()));
+      }
+    }
+  }
+  const OwnedTensor x(DType::fp32, {1, 4, 4, 3}), y(DType::fp32, {1, 2, 2, 3}), argmax(DType::uint8, {1, 2, 2, 3}),
+      narrow(DType::fp32, {1, 2, 2, 2}), few(DType::fp32, {2});
+  CHECK_THROWS_AS(cpu.backend->max_pool_backward(x, Tensor(), y, argmax, narrow, 2, false), Error);
+  CHECK_THROWS_AS(cpu.backend->max_pool_backward(x, few, y, argmax, y, 2, false), Error);
+}
+
 TEST_CASE("max pooling's gradient is its finite difference") {
   const CpuUnderTest cpu;
   const Shape in = {2, 5, 7, 3}, out = {2, 2, 3, 3};
