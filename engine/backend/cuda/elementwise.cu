@@ -1,11 +1,11 @@
-// Activations' gradients, dropout and residual sums, element by element: each thread moves one 16-byte vector. A mask
-// is computed where it is used and never stored. Where the gradient of a bias is wanted too, threads go down the
+// Activations, their gradients, dropout and residual sums, element by element: each thread moves one 16-byte vector. A
+// mask is computed where it is used and never stored. Where the gradient of a bias is wanted too, threads go down the
 // columns of an activation's gradient and sum up what they write.
 
+#include "engine/backend/cuda/activation.cuh"
 #include "engine/backend/cuda/column_sums.cuh"
 #include "engine/backend/cuda/column_sums.h"
 #include "engine/backend/cuda/cuda_backend.h"
-#include "engine/backend/cuda/gelu.cuh"
 #include "engine/backend/cuda/kernel_tools.cuh"
 
 namespace pdl {
@@ -15,15 +15,6 @@ namespace {
 constexpr int kThreads = 256;
 
 // ------------------------------------------------------------------------------------------------------ device helpers
-template <typename T, Activation kActivation>
-__device__ float activation_gradient(float dy, float saved) {
-  if constexpr (kActivation == Activation::relu) {
-    return saved > 0.0f ? dy : 0.0f;
-  } else {
-    return dy * gelu_tanh_derivative<T>(saved);
-  }
-}
-
 // dx = dy * activation'(saved) by rows, for sum_rows. dx may be dy: a thread reads its elements before it writes them.
 template <typename T, int kWidth, Activation kActivation>
 struct ActivationRows {
@@ -94,6 +85,17 @@ struct MaskedTensor {
 
 // ------------------------------------------------------------------------------------------------------------- kernels
 // Outputs may be inputs: each thread reads its elements before it writes them, and no pointer is declared unaliased.
+template <typename T, int kWidth, Activation kActivation>
+__global__ void __launch_bounds__(kThreads) activations(T* y, const T* x, std::int64_t elements) {
+  const Piece<kWidth> piece(elements);
+  if (piece.count <= 0) return;
+  float value[kWidth];
+  piece.load(value, x);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) value[i] = activate<T, kActivation>(value[i]);
+  piece.store(y, value);
+}
+
 template <typename T, int kWidth, Activation kActivation>
 __global__ void __launch_bounds__(kThreads)
     activation_gradients(T* dx, const T* dy, const T* saved, std::int64_t elements) {
@@ -190,6 +192,16 @@ void launch_dropped(T* y, const T* residual, const T* x, std::int64_t elements, 
   });
 }
 
+// Calls work(std::integral_constant<Activation, ...>{}) for an activation other than none.
+template <typename Work>
+void with_activation(Activation activation, Work work) {
+  if (activation == Activation::relu) {
+    work(std::integral_constant<Activation, Activation::relu>{});
+  } else {
+    work(std::integral_constant<Activation, Activation::gelu_tanh>{});
+  }
+}
+
 template <typename T, Activation kActivation>
 void launch_gradients(T* dx, const T* dy, const T* saved, std::int64_t elements, cudaStream_t stream) {
   with_vector_width<T>(aligned_to_vectors(dx, dy, saved), [&](auto width) {
@@ -215,6 +227,25 @@ void launch_summed_gradients(T* dx, const Tensor& dbias, const T* dy, const T* s
 }  // namespace
 }  // namespace cuda
 
+void CudaBackend::activation_forward(Tensor y, Tensor x, Activation activation) {
+  using namespace cuda;
+  check_alike(y, x, "x");
+  if (activation == Activation::none) return copy(y, x);
+  with_compute_type(y.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    T *const to = pointer<T>(y), *const from = pointer<T>(x);
+    const std::int64_t elements = y.elements();
+    with_activation(activation, [&](auto kind) {
+      with_vector_width<T>(aligned_to_vectors(to, from), [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        activations<T, kWidth, decltype(kind)::value>
+            <<<blocks_for(elements, kThreads * kWidth), kThreads, 0, stream_>>>(to, from, elements);
+        check_launch("activations");
+      });
+    });
+  });
+}
+
 void CudaBackend::activation_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor saved, Activation activation,
                                       bool accumulate) {
   using namespace cuda;
@@ -232,19 +263,14 @@ void CudaBackend::activation_backward(Tensor dx, Tensor dbias, Tensor dy, Tensor
   with_compute_type(dx.dtype(), [&](auto zero) {
     using T = decltype(zero);
     T *const to = pointer<T>(dx), *const from = pointer<T>(dy), *const kept = pointer<T>(saved);
-    const auto launch = [&](auto kind) {
+    with_activation(activation, [&](auto kind) {
       constexpr Activation kActivation = decltype(kind)::value;
       if (dbias.defined()) {
         launch_summed_gradients<T, kActivation>(to, dbias, from, kept, rows, accumulate, scratch_, stream_);
       } else {
         launch_gradients<T, kActivation>(to, from, kept, dx.elements(), stream_);
       }
-    };
-    if (activation == Activation::relu) {
-      launch(std::integral_constant<Activation, Activation::relu>{});
-    } else {
-      launch(std::integral_constant<Activation, Activation::gelu_tanh>{});
-    }
+    });
   });
 }
 

@@ -140,11 +140,4 @@ bool CudaBackend::fusing_pays(const cuda::Product& fused, const cuda::Product& p
          gemm_->chosen_us(plain, of_plain, stream_) + static_cast<double>(pass_bytes) / kBytesPerUs + kLaunchUs;
 }
 
-void CudaBackend::activation_forward(Tensor y, Tensor x, Activation activation) {
-  PDL_CHECK(y.dtype() == x.dtype() && y.elements() == x.elements(), "x ", x.shape().to_string(), " for y ",
-            y.shape().to_string());
-  if (activation == Activation::none) return copy(y, x);
-  cuda::bias_activation(y.raw(), x.raw(), nullptr, 1, y.elements(), y.dtype(), activation, stream_);
-}
-
 }  // namespace pdl

@@ -1,4 +1,6 @@
-#include "engine/backend/cuda/gelu.cuh"
+// Bias and activation in one pass over the output of a matrix product.
+
+#include "engine/backend/cuda/activation.cuh"
 #include "engine/backend/cuda/kernel_tools.cuh"
 #include "engine/backend/cuda/linear_kernels.h"
 
@@ -7,14 +9,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr std::int64_t kBlocks = 132 * 8;  // as many as run at once
-
-// ------------------------------------------------------------------------------------------------------ device helpers
-template <typename T, Activation kActivation>
-__device__ inline float activate(float x) {
-  if constexpr (kActivation == Activation::relu) return x < 0.0f ? 0.0f : x;  // NaN stays
-  if constexpr (kActivation == Activation::gelu_tanh) return gelu_tanh<T>(x);
-  return x;
-}
 
 // ------------------------------------------------------------------------------------------------------------- kernels
 // A thread stays in its column, whose bias it keeps, and goes down the rows. No __restrict__: y may be sums.
