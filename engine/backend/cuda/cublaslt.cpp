@@ -183,6 +183,12 @@ void check_product(const Product& p, const Operands& o) {
             " lacks its operand");
 }
 
+// The library's demands on aux; and what bgrad writes would have to be copied back out of scratch.
+bool may_have_epilogue(const Product& p, const Operands& o) {
+  if (traits_of(p.epilogue).aux && (!aligned(o.aux) || p.n % 8 != 0)) return false;
+  return p.epilogue != Epilogue::bgrad || aligned(o.bias);
+}
+
 // A sum over nothing.
 void write_empty_sums(const Product& p, const Operands& o, cudaStream_t stream) {
   PDL_CHECK(p.epilogue == Epilogue::none, "a sum over nothing with an epilogue");
@@ -206,9 +212,8 @@ Operands operands_of(const Product& p, Operands o, std::int64_t i) {
 
 }  // namespace
 
-// -------------------------------------------------------------------------------------------------------------
-// choosing a, b and d are named as in Product: to cuBLASLt, which sees all matrices transposed, d^T = b^T a^T has b
-// first.
+// ----------------------------------------------------------------------------------------------------------- choosing
+// a, b and d are named as in Product: to cuBLASLt, which sees all matrices transposed, d^T = b^T a^T has b first.
 struct Gemm::Plan {
   Product product;
   bool usable = false;
@@ -358,8 +363,7 @@ double Gemm::microseconds(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, con
   return std::min(series(runs), series(runs));
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// queueing
+// ----------------------------------------------------------------------------------------------------------- queueing
 cublasStatus_t Gemm::launch(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, float alpha, float beta,
                             const Operands& o, cudaStream_t stream) {
   const EpilogueTraits traits = traits_of(plan.product.epilogue);
@@ -443,8 +447,7 @@ bool Gemm::try_multiply(const Product& product, const Operands& o, cudaStream_t 
     for (std::int64_t i = 0; i < p.batch; ++i) multiply(single, operands_of(p, o, i), stream);
     return true;
   }
-  if (traits_of(p.epilogue).aux && (!aligned(o.aux) || p.n % 8 != 0)) return false;  // the library's demand
-  if (p.epilogue == Epilogue::bgrad && !aligned(o.bias)) return false;               // staging brings nothing back
+  if (!may_have_epilogue(p, o)) return false;
   // The kernels for unaligned operands cost more than a copy. d, which may be a large gradient, is copied when it must
   // be; or when results must be deterministic, as then they must not depend on where d lies.
   const bool as_it_is =
@@ -457,7 +460,7 @@ bool Gemm::try_multiply(const Product& product, const Operands& o, cudaStream_t 
 }
 
 double Gemm::chosen_us(const Product& product, const Operands& o, cudaStream_t stream) {
-  const Plan* const plan = plan_for(explicit_pitches(product), o, stream);
+  const Plan* const plan = may_have_epilogue(product, o) ? plan_for(explicit_pitches(product), o, stream) : nullptr;
   return plan == nullptr ? std::numeric_limits<double>::infinity() : plan->us;
 }
 
@@ -466,8 +469,7 @@ void Gemm::multiply(const Product& product, const Operands& operands, cudaStream
   PDL_CHECK(queued, "cuBLASLt has no algorithm with epilogue ", traits_of(product.epilogue).name);
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// records
+// ------------------------------------------------------------------------------------------------------------ records
 std::string Gemm::table() const {
   std::string text =
       "      m       n       k  batch ab types       beta epilogue       algorithm tile stages split scheme of        "

@@ -109,9 +109,9 @@ class CudaBackend final : public Backend {
                   std::int64_t count, double lr) override;
 
  private:
-  /// Whether a product with an epilogue takes less time than without and a pass of its own over so many bytes.
-  bool fusing_pays(const cuda::Product& fused, const cuda::Product& plain, const cuda::Operands& operands,
-                   std::int64_t pass_bytes);
+  /// Whether a product with an epilogue takes less time than the plain one and a pass of its own over so many bytes.
+  bool fusing_pays(const cuda::Product& fused, const cuda::Operands& fused_operands, const cuda::Product& plain,
+                   const cuda::Operands& plain_operands, std::int64_t pass_bytes);
 
   Device& device_;
   BackendOptions options_;

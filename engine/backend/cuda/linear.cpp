@@ -1,6 +1,7 @@
-// Linear layers. cuBLASLt multiplies and adds the bias; in bf16 and fp16 it also applies gelu (its own is the tanh
-// form, which the tests of this operation check). What it leaves is a pass of our own: relu, because cuBLASLt's turns
-// NaN into 0; gelu in fp32, because its tanh is an approximation for fewer digits.
+// Linear layers. cuBLASLt multiplies and adds the bias and the residual; in bf16 and fp16 it also applies gelu (its own
+// is the tanh form, which the tests of this operation check) where that is quicker than a pass of our own. What it
+// leaves is such a pass: relu, because cuBLASLt's turns NaN into 0; gelu in fp32, because its tanh is an approximation
+// for fewer digits.
 
 #include "engine/backend/cuda/column_sums.h"
 #include "engine/backend/cuda/cublaslt.h"
@@ -54,19 +55,22 @@ void CudaBackend::linear_forward(Tensor y, Tensor pre_activation, Tensor x, Tens
     linear_forward(y, Tensor(), x, w, bias, activation);
     return residual_add(y, residual, y, DropoutKey());
   }
-  if (activation == Activation::gelu_tanh && is_half(dtype)) {
-    product.epilogue = gelu_epilogue(bias.defined(), keeps_sums);
-    operands.aux = keeps_sums ? pre_activation.raw() : nullptr;
-    if (gemm_->try_multiply(product, operands, stream_)) return;
-    operands.aux = nullptr;
-  }
   void* const sums = keeps_sums ? pre_activation.raw() : y.raw();
-  operands.d = sums;
-  product.epilogue = cuda::Epilogue::bias;
-  const bool biased = bias.defined() && gemm_->try_multiply(product, operands, stream_);
+  cuda::Operands plain = operands;
+  plain.d = sums;
+  product.epilogue = bias.defined() ? cuda::Epilogue::bias : cuda::Epilogue::none;
+  if (activation == Activation::gelu_tanh && is_half(dtype)) {
+    cuda::Product fused = product;
+    fused.epilogue = gelu_epilogue(bias.defined(), keeps_sums);
+    operands.aux = keeps_sums ? pre_activation.raw() : nullptr;
+    if (fusing_pays(fused, operands, product, plain, 2 * y.bytes()) && gemm_->try_multiply(fused, operands, stream_)) {
+      return;
+    }
+  }
+  const bool biased = bias.defined() && gemm_->try_multiply(product, plain, stream_);
   if (!biased) {
     product.epilogue = cuda::Epilogue::none;
-    gemm_->multiply(product, operands, stream_);
+    gemm_->multiply(product, plain, stream_);
   }
   const void* const missing_bias = biased ? nullptr : bias.raw();
   if (activation != Activation::none || missing_bias != nullptr) {
@@ -82,22 +86,22 @@ void CudaBackend::linear_backward_data(Tensor dx, Tensor dbias, Tensor dy, Tenso
   PDL_CHECK(!sums || (activation != Activation::none && dbias.elements() == e.in && dbias.dtype() == DType::fp32),
             "dbias ", dbias.shape().to_string(), " for dx ", dx.shape().to_string());
   const cuda::Product product = {.input = dtype, .output = dtype, .m = e.rows, .n = e.in, .k = e.out};
-  cuda::Operands operands = {.d = dx.raw(), .a = dy.raw(), .b = w.raw()};
+  const cuda::Operands operands = {.d = dx.raw(), .a = dy.raw(), .b = w.raw()};
   if (activation == Activation::gelu_tanh && is_half(dtype)) {
     PDL_CHECK(pre_activation.dtype() == dtype && pre_activation.elements() == dx.elements(), "pre-activation ",
               pre_activation.shape().to_string(), " for dx ", dx.shape().to_string());
     cuda::Product fused = product;
     fused.epilogue = cuda::Epilogue::dgelu;
-    operands.aux = pre_activation.raw();
+    cuda::Operands with_aux = operands;
+    with_aux.aux = pre_activation.raw();
     // The pass that is spared reads two matrices and writes one; but it forms the sums, too, which then read dx again.
     const std::int64_t pass_bytes = (sums ? 2 : 3) * dx.bytes();
-    if (fusing_pays(fused, product, operands, pass_bytes) && gemm_->try_multiply(fused, operands, stream_)) {
+    if (fusing_pays(fused, with_aux, product, operands, pass_bytes) && gemm_->try_multiply(fused, with_aux, stream_)) {
       if (sums) {
         cuda::column_sums(dbias.data<float>(), dx.raw(), dtype, e.rows, e.in, accumulate, scratch_, stream_);
       }
       return;
     }
-    operands.aux = nullptr;
   }
   gemm_->multiply(product, operands, stream_);
   if (activation != Activation::none) activation_backward(dx, dbias, dx, pre_activation, activation, accumulate);
@@ -114,13 +118,16 @@ void CudaBackend::linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Ten
                                  .k = e.rows,
                                  .transpose_a = true,
                                  .beta = accumulate ? 1.0f : 0.0f};
-  cuda::Operands operands = {.d = dw.raw(), .a = dy.raw(), .b = x.raw()};
+  const cuda::Operands operands = {.d = dw.raw(), .a = dy.raw(), .b = x.raw()};
   if (dbias.defined() && !accumulate && is_half(x.dtype()) && !options_.deterministic) {
     cuda::Product fused = product;
     fused.epilogue = cuda::Epilogue::bgrad;
-    operands.bias = dbias.raw();
-    if (fusing_pays(fused, product, operands, dy.bytes()) && gemm_->try_multiply(fused, operands, stream_)) return;
-    operands.bias = nullptr;
+    cuda::Operands with_bias = operands;
+    with_bias.bias = dbias.raw();
+    if (fusing_pays(fused, with_bias, product, operands, dy.bytes()) &&
+        gemm_->try_multiply(fused, with_bias, stream_)) {
+      return;
+    }
   }
   gemm_->multiply(product, operands, stream_);
   if (dbias.defined()) {
@@ -129,15 +136,13 @@ void CudaBackend::linear_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Ten
   }
 }
 
-bool CudaBackend::fusing_pays(const cuda::Product& fused, const cuda::Product& plain, const cuda::Operands& operands,
+bool CudaBackend::fusing_pays(const cuda::Product& fused, const cuda::Operands& fused_operands,
+                              const cuda::Product& plain, const cuda::Operands& plain_operands,
                               std::int64_t pass_bytes) {
   constexpr double kBytesPerUs = 3.4e6, kLaunchUs = 3.0;  // what our passes reach on an H200
-  const double fused_us = gemm_->chosen_us(fused, operands, stream_);
-  cuda::Operands of_plain = operands;
-  of_plain.bias = nullptr;
-  of_plain.aux = nullptr;
-  return fused_us <
-         gemm_->chosen_us(plain, of_plain, stream_) + static_cast<double>(pass_bytes) / kBytesPerUs + kLaunchUs;
+  const double fused_us = gemm_->chosen_us(fused, fused_operands, stream_);
+  const double plain_us = gemm_->chosen_us(plain, plain_operands, stream_);
+  return fused_us < plain_us + static_cast<double>(pass_bytes) / kBytesPerUs + kLaunchUs;
 }
 
 }  // namespace pdl
