@@ -222,6 +222,7 @@ struct Gemm::Plan {
   cublasLtMatmulAlgo_t algorithm{};
   std::size_t candidates = 0;
   double us = 0.0;  // 0: not timed
+  std::int64_t uses = 0;
 };
 
 Gemm::Gemm(Device& device, const BackendOptions& options) : options_(options), workspace_(device), staging_(device) {
@@ -377,6 +378,7 @@ cublasStatus_t Gemm::launch(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, f
 bool Gemm::queue(const Product& p, const Operands& o, cudaStream_t stream) {
   Plan* const plan = plan_for(p, o, stream);
   if (plan == nullptr) return false;
+  ++plan->uses;
   check_status(launch(*plan, plan->algorithm, p.alpha, p.beta, o, stream), "cublasLtMatmul");
   return true;
 }
@@ -474,21 +476,21 @@ std::string Gemm::table() const {
   std::string text =
       "      m       n       k  batch ab types       beta epilogue       algorithm tile stages split scheme of        "
       "us  "
-      "TFLOP/s\n";
+      "TFLOP/s     uses\n";
   for (const auto& [key, plan] : plans_) {
     const Product& p = plan->product;
     const auto of = [&](cublasLtMatmulAlgoConfigAttributes_t attribute) { return setting(plan->algorithm, attribute); };
     const double flops = 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k * p.batch);
     char line[256];
     std::snprintf(line, sizeof line,
-                  "%7lld %7lld %7lld %6lld %c%c %-4s>%-4s   %4.1f %-14s %9u %4u %6u %5u %6u %2zu %9.1f %8.1f\n",
+                  "%7lld %7lld %7lld %6lld %c%c %-4s>%-4s   %4.1f %-14s %9u %4u %6u %5u %6u %2zu %9.1f %8.1f %8lld\n",
                   static_cast<long long>(p.m), static_cast<long long>(p.n), static_cast<long long>(p.k),
                   static_cast<long long>(p.batch), p.transpose_a ? 't' : 'n', p.transpose_b ? 't' : 'n',
                   std::string(name_of(p.input)).c_str(), std::string(name_of(p.output)).c_str(),
                   static_cast<double>(p.beta), traits_of(p.epilogue).name, of(CUBLASLT_ALGO_CONFIG_ID),
                   of(CUBLASLT_ALGO_CONFIG_TILE_ID), of(CUBLASLT_ALGO_CONFIG_STAGES_ID),
                   of(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), of(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME), plan->candidates,
-                  plan->us, plan->us > 0.0 ? flops / plan->us * 1e-6 : 0.0);
+                  plan->us, plan->us > 0.0 ? flops / plan->us * 1e-6 : 0.0, static_cast<long long>(plan->uses));
     text += line;
   }
   return text;

@@ -74,7 +74,8 @@ class Gemm {
   /// none.
   double chosen_us(const Product& product, const Operands& operands, cudaStream_t stream);
 
-  /// One line for each product seen so far: shape, types, epilogue, algorithm, and its time when it was taken.
+  /// One line for each product seen so far: shape, types, epilogue, algorithm, its time when it was taken, and how
+  /// often it was asked for since.
   std::string table() const;
 
  private:

@@ -30,6 +30,8 @@ std::string CudaBackend::library() const {
              ".", cublas % 100, ", cuDNN ", cudnn / 10000, ".", cudnn / 100 % 100, ".", cudnn % 100);
 }
 
+std::string CudaBackend::product_table() const { return gemm_->table(); }
+
 std::unique_ptr<Backend> make_cuda_backend(Device& device, const BackendOptions& options) {
   return std::make_unique<CudaBackend>(device, options);
 }

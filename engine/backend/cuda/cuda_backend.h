@@ -33,6 +33,8 @@ class CudaBackend final : public Backend {
   std::string name() const override { return "cuda"; }
   std::string library() const override;
   void set_stream(Stream& stream) override { stream_ = native_stream(stream); }
+  /// One line for each matrix product so far, with what was chosen for it: see cuda::Gemm::table.
+  std::string product_table() const;
 
   // linear.cpp: cuBLASLt
   using Backend::linear_forward;
