@@ -156,6 +156,8 @@ def epoch_errors(epochs):
         step = [float(epoch["step_ms"][key]) for key in ("min", "p5", "median", "p95", "p99", "max")]
         if step != sorted(step):
             yield f"step_ms of epoch {epoch['epoch']}: the percentiles are not in order"
+        if epoch.get("skipped_steps", 0) > epoch["steps"]:
+            yield f"epoch {epoch['epoch']} skipped {epoch['skipped_steps']} of {epoch['steps']} steps"
         for text in spread_errors(epoch, ""):
             yield f"epoch {epoch['epoch']}: {text}"
 

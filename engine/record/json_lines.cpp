@@ -323,6 +323,8 @@ std::string to_json_line(const EpochRecord& record) {
       {"val_loss", number(record.val_loss)},
       {"val_metric", {{"name", record.val_metric_name}, {"value", number(record.val_metric)}}},
       {"lr", number(record.lr)},
+      {"loss_scale", number(record.loss_scale)},
+      {"skipped_steps", record.skipped_steps},
       {"elapsed_s", number(record.elapsed_s)},
       {"memory_peak_bytes", memory_peak(record)},
       {"memory_predicted_bytes", memory_predicted(record.memory_predicted_bytes)},
@@ -350,6 +352,8 @@ EpochRecord epoch_from_json_line(const std::string& line) {
   record.val_metric_name = fields.section("val_metric").text("name");
   record.val_metric = fields.section("val_metric").real("value");
   record.lr = fields.real("lr");
+  if (fields.has("loss_scale")) record.loss_scale = fields.real("loss_scale");
+  if (fields.has("skipped_steps")) record.skipped_steps = fields.integer("skipped_steps");
   read_memory(fields, record);
   read_comm(fields, record);
   record.extrapolated = fields.flag("extrapolated");

@@ -18,6 +18,8 @@ struct StepReport {
   double loss = 0.0;         ///< mean over all predictions of the global batch
   double lr = 0.0;
   double grad_norm = -1.0;  ///< before clipping; -1 when it was not computed
+  double loss_scale = 1.0;  ///< that the gradients of this step were multiplied by
+  bool skipped = false;     ///< without update: a gradient was not finite
 };
 
 class Observer {

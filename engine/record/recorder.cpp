@@ -304,6 +304,8 @@ EpochRecord merge(const std::vector<RankEpoch>& ranks, const EpochFacts& facts) 
   record.val_metric_name = facts.val_metric_name;
   record.val_metric = facts.val_metric;
   record.lr = facts.lr;
+  record.loss_scale = facts.loss_scale;
+  record.skipped_steps = facts.skipped_steps;
   record.elapsed_s = facts.elapsed_s;
   merge_times(ranks, record);
   merge_memory(ranks, record);

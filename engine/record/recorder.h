@@ -113,6 +113,8 @@ struct EpochFacts {
   std::string val_metric_name;
   double val_metric = 0.0;
   double lr = 0.0;
+  double loss_scale = 1.0;         ///< of the last step
+  std::int64_t skipped_steps = 0;  ///< of `steps`
   double elapsed_s = 0.0;
   double flops_per_sample = 0.0;           ///< of the model, forward and backward, without recomputation
   std::optional<double> peak_flops_per_s;  ///< of all devices together; empty when not known

@@ -51,7 +51,9 @@ struct EpochRecord {
   std::string val_metric_name;  ///< "perplexity" or "accuracy" (a fraction)
   double val_metric = 0.0;
   double lr = 0.0;
-  double elapsed_s = 0.0;  ///< since training began, time before a resume included
+  double loss_scale = 1.0;         ///< of the last step
+  std::int64_t skipped_steps = 0;  ///< of `steps`: without update, as a scaled gradient overflowed
+  double elapsed_s = 0.0;          ///< since training began, time before a resume included
   std::array<Spread, kMemoryKinds> memory_peak_bytes;
   Spread memory_peak_total_bytes;
   MemoryByKind memory_predicted_bytes;        ///< of the rank with the largest prediction

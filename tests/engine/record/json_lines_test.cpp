@@ -42,11 +42,15 @@ TEST_CASE("what is not known is absent, and what older records lack is no mistak
   epoch.mfu.reset();
   std::string line = to_json_line(epoch);
   CHECK_THAT(line, ContainsSubstring(R"("flops_per_s":1500000000000.0,"train_loss":)"));
-  const std::string library = R"("library_bytes":4194304,)";
-  line.erase(line.find(library), library.size());
+  for (const std::string later : {R"("library_bytes":4194304,)", R"("loss_scale":32768.0,)", R"("skipped_steps":3,)"}) {
+    REQUIRE_THAT(line, ContainsSubstring(later));
+    line.erase(line.find(later), later.size());
+  }
   const EpochRecord old_epoch = epoch_from_json_line(line);
   CHECK_FALSE(old_epoch.mfu.has_value());
   CHECK(old_epoch.library_bytes == 0);
+  CHECK(old_epoch.loss_scale == 1.0);
+  CHECK(old_epoch.skipped_steps == 0);
 
   RunDocument document{sample_run(1), RunStatus::running, "", "", 0, {}};
   CHECK_THAT(to_json(document), ContainsSubstring("\"peak_flops_per_s\": 4000000000000.0,"));

@@ -211,6 +211,8 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   facts.samples = 128;
   facts.tokens = 128 * 64;
   facts.flops_per_sample = 1e9;
+  facts.loss_scale = 4096.0;
+  facts.skipped_steps = 2;
   const EpochRecord record = merge(ranks, facts);
 
   CHECK(slowest_step_ms(ranks) == std::vector<double>{900.0, 300.0, 360.0, 110.0});
@@ -238,6 +240,8 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   CHECK(record.memory_predicted_bytes.total() == 210 + 210);
   CHECK(record.device_memory_used_bytes == 3000);
   CHECK(record.library_bytes == 600);
+  CHECK(record.loss_scale == 4096.0);
+  CHECK(record.skipped_steps == 2);
   CHECK_FALSE(record.mfu.has_value());
   facts.peak_flops_per_s = 5e12;
   CHECK(merge(ranks, facts).mfu.value() == Approx(1e9 * 96 / 0.77 / 5e12));

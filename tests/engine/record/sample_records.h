@@ -70,6 +70,8 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
   record.val_metric_name = "perplexity";
   record.val_metric = 25.75;
   record.lr = 6e-4;
+  record.loss_scale = 32768.0;
+  record.skipped_steps = 3;
   record.elapsed_s = 13.0 * static_cast<double>(epoch + 1);
   for (int kind = 0; kind < kMemoryKinds; ++kind) {
     const double bytes = 1048576.0 * (kind + 1);
