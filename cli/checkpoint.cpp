@@ -75,6 +75,20 @@ void read_state(Device& device, Engine& engine, const std::string& path, const J
 
 bool has_own_state(const Engine& engine, int rank) { return rank == 0 || !engine.describe().replicated_state; }
 
+Json to_json(const LossScaleState& state) {
+  return {{"scale", state.scale},
+          {"good_steps", state.good_steps},
+          {"skipped_steps", state.skipped_steps},
+          {"skips_at_minimum", state.skips_at_minimum}};
+}
+
+LossScaleState loss_scale_from(const Json& json) {
+  return {.scale = json.at("scale").get<double>(),
+          .good_steps = json.at("good_steps").get<std::int64_t>(),
+          .skipped_steps = json.at("skipped_steps").get<std::int64_t>(),
+          .skips_at_minimum = json.at("skips_at_minimum").get<std::int64_t>()};
+}
+
 Json read_manifest(const std::string& directory) {
   const std::string path = directory + "/checkpoint/manifest.json";
   if (!file_exists(path)) return nullptr;
@@ -116,9 +130,14 @@ void save_checkpoint(World& world, Device& device, Engine& engine, const std::st
     mine = write_state(device, engine, fresh + "/" + rank_file(world.info().rank));
   const std::vector<std::string> all = world.gather(mine.dump());
   if (world.info().rank == 0) {
-    Json manifest = {
-        {"schema_version", 1},        {"epochs_done", epochs_done},          {"updates", engine.updates()},
-        {"ranks", world.info().size}, {"config_hash", identity.config_hash}, {"data_identity", identity.data_identity}};
+    const TrainingPosition position = engine.position();
+    Json manifest = {{"schema_version", 1},
+                     {"epochs_done", epochs_done},
+                     {"updates", position.updates},
+                     {"loss_scale", to_json(position.loss_scale)},
+                     {"ranks", world.info().size},
+                     {"config_hash", identity.config_hash},
+                     {"data_identity", identity.data_identity}};
     for (const std::string& text : all) manifest["files"].push_back(Json::parse(text));
     replace_file(fresh + "/manifest.json", manifest.dump(2) + "\n");
     replace_checkpoint(directory);
@@ -142,7 +161,8 @@ std::int64_t load_checkpoint(World& world, Device& device, Engine& engine, const
   const int owner = has_own_state(engine, world.info().rank) ? world.info().rank : 0;
   read_state(device, engine, directory + "/checkpoint/" + rank_file(owner),
              manifest.at("files").at(static_cast<std::size_t>(owner)));
-  engine.set_updates(manifest.at("updates").get<std::int64_t>());
+  engine.set_position({.updates = manifest.at("updates").get<std::int64_t>(),
+                       .loss_scale = loss_scale_from(manifest.at("loss_scale"))});
   world.barrier();
   return manifest.at("epochs_done").get<std::int64_t>();
 }

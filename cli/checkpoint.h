@@ -2,7 +2,8 @@
 // Checkpoints at epoch ends: the state of every rank that has one of its own, and a manifest written last.
 //
 //   DIR/checkpoint/rank-00000.bin ...   this rank's tensors, end to end, in the engine's fixed order
-//   DIR/checkpoint/manifest.json        what it belongs to, sizes and checksums; without it the folder is no checkpoint
+//   DIR/checkpoint/manifest.json        what it belongs to, where training stands, sizes and checksums; without it the
+//                                       folder is no checkpoint
 //
 // A new one is built beside the old as checkpoint.new and takes its place by renaming, so that a kill at any moment
 // leaves a whole one. What ran after the last epoch end is run again on resume, which gives the same numbers.

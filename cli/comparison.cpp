@@ -46,7 +46,7 @@ Outcome train_for_comparison(Experiment& experiment, int steps) {
   LossList losses(outcome.losses);
   const EpochPlan plan(experiment.data.train->size(), training.global_batch, training.seed, 0, true, training.drop_last,
                        steps);
-  experiment.engine->run_epoch(plan, losses);
+  outcome.skipped_steps = experiment.engine->run_epoch(plan, losses).skipped_steps;
   const std::int64_t eval_steps = std::max<std::int64_t>(1, experiment.config.measure.max_eval_steps);
   const EpochPlan validation(experiment.data.validation->size(), training.global_batch, training.seed, 0, false, false,
                              eval_steps);

@@ -12,6 +12,7 @@ namespace pdl {
 /// What an engine left after some steps. Parameters are there on world rank 0 only.
 struct Outcome {
   std::vector<double> losses;      ///< of each step
+  std::int64_t skipped_steps = 0;  ///< for overflow of scaled gradients
   PassResult validation;           ///< over the first validation batches
   std::vector<std::string> names;  ///< of the parameters, in registration order
   std::map<std::string, std::vector<double>> values;

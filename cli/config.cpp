@@ -76,6 +76,8 @@ TrainingOptions read_training(const ConfigReader& reader, int dp_size, const std
                                                "write a checkpoint every so many epochs; 0: none", {0, 1e9});
   training.optimizer = read_optimizer_options(reader.section("optimizer", "update rule"));
   training.lr_schedule = read_lr_schedule_options(reader.section("lr_schedule", "learning rate over time"));
+  training.loss_scale = read_loss_scale_options(
+      reader.section("loss_scale", "factor that keeps small gradients from vanishing"), training.dtype);
   return training;
 }
 

@@ -21,14 +21,18 @@ Progress::Progress(PhaseClock& clock, bool speaks, std::int64_t epochs)
 
 void Progress::step_end(const StepReport& report) {
   clock_.step_end(report);
+  if (report.skipped) ++skipped_;
   if (!speaks_) return;
   const double now_s = PhaseClock::steady_seconds();
   if (now_s - last_s_ < (redraws_ ? kTerminalInterval_s : kLogInterval_s)) return;
   last_s_ = now_s;
-  std::fprintf(stderr, "%sepoch %lld/%lld  step %lld/%lld  loss %.4f  lr %.3g%s", redraws_ ? "\r\033[K" : "",
+  std::fprintf(stderr, "%sepoch %lld/%lld  step %lld/%lld  loss %.4f  lr %.3g", redraws_ ? "\r\033[K" : "",
                static_cast<long long>(epoch_ + 1), static_cast<long long>(epochs_),
-               static_cast<long long>(report.step + 1), static_cast<long long>(report.steps), report.loss, report.lr,
-               redraws_ ? "" : "\n");
+               static_cast<long long>(report.step + 1), static_cast<long long>(report.steps), report.loss, report.lr);
+  if (skipped_ > 0) {
+    std::fprintf(stderr, "  skipped %lld  loss scale %.4g", static_cast<long long>(skipped_), report.loss_scale);
+  }
+  if (!redraws_) std::fputc('\n', stderr);
   drawn_ = redraws_;
 }
 

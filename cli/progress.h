@@ -14,7 +14,10 @@ class Progress final : public Observer {
   /// `speaks` is true on rank 0 only.
   Progress(PhaseClock& clock, bool speaks, std::int64_t epochs);
 
-  void epoch_begin(std::int64_t epoch) { epoch_ = epoch; }
+  void epoch_begin(std::int64_t epoch) {
+    epoch_ = epoch;
+    skipped_ = 0;
+  }
   void epoch_end();
   void step_begin() override { clock_.step_begin(); }
   void phase(Phase phase) override { clock_.phase(phase); }
@@ -24,6 +27,7 @@ class Progress final : public Observer {
   PhaseClock& clock_;
   bool speaks_, redraws_;
   std::int64_t epochs_, epoch_ = 0;
+  std::int64_t skipped_ = 0;  ///< steps of this epoch
   double last_s_ = 0.0;
   bool drawn_ = false;
 };

@@ -17,6 +17,7 @@
 #include "engine/data/data_loader.h"
 #include "engine/data/dataset.h"
 #include "engine/nn/model.h"
+#include "engine/optim/loss_scaler.h"
 #include "engine/optim/lr_schedule.h"
 #include "engine/optim/optimizer.h"
 #include "engine/record/observer.h"
@@ -37,6 +38,7 @@ struct TrainingOptions {
   bool drop_last = false;
   OptimizerOptions optimizer;
   LrScheduleOptions lr_schedule;
+  LossScaleOptions loss_scale;
 };
 
 /// Everything an engine is given. References outlive the engine. For a plan there is no data and the communicator only
@@ -87,8 +89,15 @@ struct PassResult {
   double correct = 0.0;          ///< predictions whose most likely class was right
   std::int64_t predictions = 0;  ///< exact count
   std::int64_t steps = 0;
-  bool stopped = false;  ///< a rank was asked to stop; the pass ended early, at a step boundary
+  std::int64_t skipped_steps = 0;  ///< of them without update: a gradient overflowed
+  bool stopped = false;            ///< a rank was asked to stop; the pass ended early, at a step boundary
   double loss() const { return predictions == 0 ? 0.0 : loss_sum / static_cast<double>(predictions); }
+};
+
+/// Where training stands, besides its tensors; the same on every rank.
+struct TrainingPosition {
+  std::int64_t updates = 0;  ///< done, skipped steps not among them: what learning rate and bias correction count
+  LossScaleState loss_scale;
 };
 
 /// A named tensor of this rank's state (weights, moments), in device memory; its order is fixed.
@@ -105,7 +114,8 @@ class Engine {
 
   /// Takes memory, sets the initial weights and agrees with the other ranks. Collective, once.
   virtual void prepare() = 0;
-  /// Trains over the plan. Throws Error(numeric), alike on every rank, when the loss stops being finite.
+  /// Trains over the plan. Throws Error(numeric), alike on every rank, when the loss stops being finite or loss scaling
+  /// is exhausted.
   virtual PassResult run_epoch(const EpochPlan& plan, Observer& observer) = 0;
   virtual PassResult evaluate(const EpochPlan& plan) = 0;
 
@@ -114,10 +124,10 @@ class Engine {
   using ParameterVisitor = std::function<void(const ParamSpec& spec, int id, const Tensor& values)>;
   virtual void visit_parameters(const ParameterVisitor& visit) = 0;
 
-  /// This rank's state, for checkpoints; restoring it and the update count continues the same run bit for bit.
+  /// This rank's state, for checkpoints; restoring it and the position continues the same run bit for bit.
   virtual std::vector<StateTensor> state() = 0;
-  virtual std::int64_t updates() const = 0;
-  virtual void set_updates(std::int64_t updates) = 0;
+  virtual TrainingPosition position() const = 0;
+  virtual void set_position(const TrainingPosition& position) = 0;
 };
 
 /// One entry of engines.def.

@@ -10,6 +10,9 @@ namespace pdl {
 namespace {
 
 constexpr int kTextBytes = 256;
+constexpr const char* kLossAdvice = "; a smaller learning rate, warm-up or clipping may help";
+constexpr const char* kScaleAdvice =
+    "; a smaller training.loss_scale, a smaller learning rate or a type with a wider range may help";
 
 /// What the ranks agree on after each step, summed over ranks.
 struct Agreement {
@@ -20,7 +23,10 @@ constexpr std::int64_t kAgreementBytes = sizeof(Agreement);
 class SynchronousEngine final : public Engine {
  public:
   SynchronousEngine(const EngineContext& context, std::unique_ptr<StepMethod> method)
-      : context_(context), method_(std::move(method)), schedule_(make_schedule(context)) {}
+      : context_(context),
+        method_(std::move(method)),
+        schedule_(make_schedule(context)),
+        scaler_(context.training.loss_scale, context.training.dtype) {}
 
   EngineDescription describe() const override { return method_->describe(); }
 
@@ -51,17 +57,33 @@ class SynchronousEngine final : public Engine {
     model.begin_training(plan);
     for (std::int64_t step = 0; step < plan.steps() && !result.stopped; ++step) {
       const auto samples = static_cast<std::int64_t>(plan.step_ids(step).size());
-      StepReport report{.step = step, .steps = plan.steps(), .samples = samples, .lr = schedule_.at(updates_)};
+      const StepOrder order = {.update = updates_,
+                               .global_samples = samples,
+                               .lr = schedule_.at(updates_),
+                               .loss_scale = scaler_.scale(),
+                               .skips_overflow = scaler_.active()};
+      StepReport report{
+          .step = step, .steps = plan.steps(), .samples = samples, .lr = order.lr, .loss_scale = order.loss_scale};
       observer.step_begin();
       model.clear_metrics();
-      report.grad_norm = method_->train_step({updates_, samples, report.lr}, observer);
-      ++updates_;
+      const StepOutcome outcome = method_->train_step(order, observer);
+      report.grad_norm = outcome.grad_norm;
+      report.skipped = outcome.skipped;
+      if (scaler_.active()) scaler_.step_done(outcome.skipped);
+      if (outcome.skipped) {
+        ++result.skipped_steps;
+      } else {
+        ++updates_;
+      }
       observer.phase(Phase::communication);
       const Agreement agreed = agree(context_.stop_requested && context_.stop_requested());
       report.loss = add(result, agreed, samples);
       observer.phase(Phase::other);
       observer.step_end(report);
-      if (!std::isfinite(agreed.loss_sum)) fail_nonfinite(plan.epoch(), step);
+      if (!std::isfinite(agreed.loss_sum)) {
+        fail_nonfinite("the loss stopped being finite", kLossAdvice, plan.epoch(), step);
+      }
+      if (scaler_.exhausted()) fail_nonfinite(exhaustion(), kScaleAdvice, plan.epoch(), step);
     }
     return result;
   }
@@ -79,8 +101,11 @@ class SynchronousEngine final : public Engine {
 
   void visit_parameters(const ParameterVisitor& visit) override { method_->model().visit_parameters(visit); }
   std::vector<StateTensor> state() override { return method_->state(); }
-  std::int64_t updates() const override { return updates_; }
-  void set_updates(std::int64_t updates) override { updates_ = updates; }
+  TrainingPosition position() const override { return {.updates = updates_, .loss_scale = scaler_.state()}; }
+  void set_position(const TrainingPosition& position) override {
+    updates_ = position.updates;
+    scaler_.restore(position.loss_scale);
+  }
 
  private:
   static LrSchedule make_schedule(const EngineContext& context) {
@@ -115,9 +140,14 @@ class SynchronousEngine final : public Engine {
     return agreed.loss_sum / static_cast<double>(predictions);
   }
 
-  /// Every rank knows that the loss is not finite; the lowest rank that sees why tells the others, and all throw the
+  std::string exhaustion() const {
+    return str("gradients were not finite in ", LossScaler::kMostSkipsAtMinimum,
+               " steps in a row, and the loss scale, ", scaler_.scale(), ", cannot fall: training is given up");
+  }
+
+  /// Every rank knows that something is not finite; the lowest rank that sees why tells the others, and all throw the
   /// same words.
-  [[noreturn]] void fail_nonfinite(std::int64_t epoch, std::int64_t step) {
+  [[noreturn]] void fail_nonfinite(const std::string& what, const char* advice, std::int64_t epoch, std::int64_t step) {
     Stream& stream = context_.device.compute_stream();
     const std::string where = method_->model().describe_nonfinite();
     const int nobody = context_.world.size();
@@ -127,7 +157,7 @@ class SynchronousEngine final : public Engine {
     control_->all_reduce(first, ReduceOp::min, stream).wait(stream);
     context_.device.copy(&mine, first.raw(), sizeof mine, stream);
     stream.synchronize();
-    std::string text = str("the loss stopped being finite in epoch ", epoch, ", step ", step);
+    std::string text = str(what, " in epoch ", epoch, ", step ", step);
     const int teller = static_cast<int>(mine);
     if (teller < nobody) {
       std::array<char, kTextBytes> words{};
@@ -139,12 +169,13 @@ class SynchronousEngine final : public Engine {
       stream.synchronize();
       text += str(": rank ", teller, ", ", words.data());
     }
-    throw Error(text + "; a smaller learning rate, warm-up or clipping may help", ExitCode::numeric);
+    throw Error(text + advice, ExitCode::numeric);
   }
 
   const EngineContext& context_;
   std::unique_ptr<StepMethod> method_;
   LrSchedule schedule_;
+  LossScaler scaler_;
   std::unique_ptr<Communicator> control_;
   Buffer memory_;
   std::int64_t updates_ = 0;

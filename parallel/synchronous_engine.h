@@ -1,6 +1,11 @@
 #pragma once
-// Turns a method that finishes every step before the next one into an Engine: loops over the plan, learning rate,
-// agreement on loss, stop and failure. Five of the six engines are such methods.
+// Turns a method that finishes every step before the next one into an Engine: loops over the plan, learning rate, loss
+// scale, agreement on loss, stop and failure. Five of the six engines are such methods.
+//
+// A step with a gradient that is not finite is skipped when there is a loss scale: weights, moments, the count of
+// updates and with it the learning rate stay as they are, as after GradScaler.step() in PyTorch and in DeepSpeed and
+// Megatron-LM, which leave their schedules where they are as well. A loss that is not finite ends the run with or
+// without loss scaling: the scale enters behind the loss, so no other scale can mend it.
 
 #include <memory>
 
@@ -13,6 +18,14 @@ struct StepOrder {
   std::int64_t update = 0;          ///< over the whole run, from 0
   std::int64_t global_samples = 0;  ///< of this step over all ranks
   double lr = 0.0;
+  double loss_scale = 1.0;      ///< the gradient of the loss is multiplied by it: all gradients are that much too large
+  bool skips_overflow = false;  ///< look for gradients that are not finite, and leave everything as it is if there are
+};
+
+/// What came of it, the same on every rank.
+struct StepOutcome {
+  double grad_norm = -1.0;  ///< without the loss scale, before clipping; -1 when it was not computed
+  bool skipped = false;     ///< a gradient was not finite
 };
 
 /// The model as a rank holds it (a replica, a shard, a stage), for everything that needs no gradient exchange.
@@ -38,8 +51,8 @@ class StepMethod {
   virtual EngineDescription describe() const = 0;
   virtual Prediction predict() const = 0;
   virtual void prepare() = 0;
-  /// Forward, backward, reduction and update. Returns the gradient norm before clipping, -1 when it was not computed.
-  virtual double train_step(const StepOrder& order, Observer& observer) = 0;
+  /// Forward, backward, reduction and update.
+  virtual StepOutcome train_step(const StepOrder& order, Observer& observer) = 0;
   virtual HeldModel& model() = 0;
   virtual std::vector<StateTensor> state() = 0;
 };

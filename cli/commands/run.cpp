@@ -208,6 +208,8 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   facts.full_steps = plan.full_steps();
   facts.train_loss = trained.loss();
   facts.lr = clock_.last_step().lr;
+  facts.loss_scale = clock_.last_step().loss_scale;
+  facts.skipped_steps = trained.skipped_steps;
   facts.flops_per_sample = experiment_->model.training_flops_per_sample;
   facts.peak_flops_per_s = peak_flops_per_s_;
   facts.val_loss = facts.val_metric = NAN;
@@ -253,8 +255,13 @@ void Run::print_epoch(const EpochRecord& record) const {
   std::fprintf(stderr, ", %.1f s%s (%.4g %s/s", record.epoch_s, record.extrapolated ? " extrapolated" : "",
                text ? record.tokens_per_s : record.samples_per_s, text ? "tokens" : "images");
   if (record.mfu) std::fprintf(stderr, ", %.1f %% of peak", 100.0 * *record.mfu);
-  std::fprintf(stderr, "), memory peak %s\n",
+  std::fprintf(stderr, "), memory peak %s",
                format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
+  if (record.skipped_steps > 0) {
+    std::fprintf(stderr, ", %lld of %lld steps skipped, loss scale %.4g", static_cast<long long>(record.skipped_steps),
+                 static_cast<long long>(record.steps), record.loss_scale);
+  }
+  std::fputc('\n', stderr);
 }
 
 int Run::finish() {

@@ -22,7 +22,7 @@ struct MicroBatch {
   Tensor metrics;         ///< fp64 [2]: += sum of losses, += number of correct predictions
   std::uint64_t seed = 0;
   Tensor update;                ///< int64 [1], dropout key: the optimizer update that these samples belong to
-  double gradient_scale = 1.0;  ///< 1 / (losses in the global batch): sums of gradients are then means
+  double gradient_scale = 1.0;  ///< loss scale / (losses in the global batch): sums of gradients are then scaled means
 };
 
 /// Told when a parameter's gradient is complete for this backward pass, in the order in which that happens.

@@ -7,8 +7,8 @@
 //       during the last backward, when a gradient is final:
 //         put it into its bucket; launch the bucket's all-reduce (sum) once the bucket and all before it are complete
 //     wait for all buckets, in order
-//     norm, clip, update                                     (equal sums everywhere: replicas stay equal without
-//     communication)
+//     norm, clip, update; no update where a scaled gradient overflowed
+//                                          (equal sums everywhere: replicas stay equal without communication)
 //   after the first step: rebuild the buckets in the order in which gradients arrived
 //
 // Paper: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
@@ -93,7 +93,7 @@ class Ddp final : public StepMethod {
                  size_of(wide_dtype(context.training.dtype))),
         update_(context) {}
 
-  double train_step(const StepOrder& order, Observer& observer) override {
+  StepOutcome train_step(const StepOrder& order, Observer& observer) override {
     reducer_.begin();
     // One rank has nothing to reduce, and passes without a listener can be replayed.
     replica_.accumulate(order, context_.world.size() > 1 ? &reducer_ : nullptr, observer);

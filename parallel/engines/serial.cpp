@@ -3,8 +3,8 @@
 //   for each step:
 //     for each micro-batch of the global batch, in order:
 //       forward; backward, adding to the gradients          (losses are divided by all predictions of the global batch)
-//     norm over all gradients, clip
-//     update the weights
+//     norm over all gradients, clip                         (with loss scaling: unscale, look for overflow)
+//     update the weights, unless a scaled gradient overflowed
 //
 // Paper: none; this is plain mini-batch training with gradient accumulation.
 // Knobs: none.
@@ -41,7 +41,7 @@ class Serial final : public StepMethod {
     update_.prepare(replica_);
   }
 
-  double train_step(const StepOrder& order, Observer& observer) override {
+  StepOutcome train_step(const StepOrder& order, Observer& observer) override {
     replica_.accumulate(order, nullptr, observer);
     observer.phase(Phase::optimizer);
     return update_.apply(replica_, order);

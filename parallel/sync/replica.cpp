@@ -67,7 +67,7 @@ void Replica::accumulate(const StepOrder& order, GradientListener* listener, Obs
     MicroBatch batch = training_feeder_->next(stream, order.update);
     batch.metrics = metrics();
     batch.seed = context_.training.seed;
-    batch.gradient_scale = 1.0 / predictions;
+    batch.gradient_scale = order.loss_scale / predictions;
     observer.phase(Phase::forward);
     stage_.forward(store_, store_.values(), slot_, batch, batch.input, true);
     observer.phase(Phase::backward);
@@ -100,10 +100,10 @@ std::vector<double> Replica::gradient_squares() {
   return squares;
 }
 
-double Replica::gradient_norm() {
+double Replica::gradient_square_sum() {
   double sum = 0.0;
   for (double square : gradient_squares()) sum += square;
-  return std::sqrt(sum);
+  return sum;
 }
 
 std::string Replica::describe_nonfinite() {

@@ -27,7 +27,7 @@ class Replica final : public HeldModel {
   /// Forward and backward over this rank's micro-batches of one step, gradients added up in micro-batch order. The
   /// listener hears the last micro-batch only; a rank without samples has zero gradients and its listener hears
   /// nothing. Losses are divided by the predictions of the whole global batch, so gradients need only be summed over
-  /// ranks.
+  /// ranks; they are too large by the order's loss scale.
   void accumulate(const StepOrder& order, GradientListener* listener, Observer& observer);
 
   void begin_training(const EpochPlan& plan) override { training_feeder_->begin(plan); }
@@ -38,9 +38,9 @@ class Replica final : public HeldModel {
   std::string describe_nonfinite() override;
   void visit_parameters(const Engine::ParameterVisitor& visit) override;
 
-  /// Global L2 norm over all gradients: one fp64 sum per parameter, added in parameter order, so that every engine gets
-  /// the same bits from the same gradients.
-  double gradient_norm();
+  /// Sum of squares over all gradients, loss scale and all: one fp64 sum per parameter, added in parameter order, so
+  /// that every engine gets the same bits from the same gradients. Waits for the device.
+  double gradient_square_sum();
 
   ParamStore& store() { return store_; }
   const ParamStore& store() const { return store_; }

@@ -14,17 +14,21 @@ std::int64_t ReplicatedUpdate::predicted_bytes(const Replica& replica) const {
                          static_cast<std::int64_t>(replica.segments().size()));
 }
 
-double ReplicatedUpdate::apply(Replica& replica, const StepOrder& order) {
+StepOutcome ReplicatedUpdate::apply(Replica& replica, const StepOrder& order) {
   const double clip = context_.training.optimizer.clip_grad_norm;
-  const double norm = clip > 0.0 ? replica.gradient_norm() : -1.0;
+  GradientScaling scaling;
+  if (clip > 0.0 || order.skips_overflow) {
+    scaling = gradient_scaling(replica.gradient_square_sum(), order.loss_scale, clip);
+  }
+  if (order.skips_overflow && scaling.overflow) return {.grad_norm = scaling.norm, .skipped = true};
   const ParamStore& store = replica.store();
   optimizer_->step(context_.backend, {.values = store.weights(),
                                       .grads = store.grads(),
                                       .rounded = is_half(store.dtype()) ? store.values() : Tensor(),
                                       .lr = order.lr,
-                                      .grad_scale = clip > 0.0 ? clip_scale(norm, clip) : 1.0,
+                                      .grad_scale = scaling.factor,
                                       .update = order.update + 1});
-  return norm;
+  return {.grad_norm = scaling.norm};
 }
 
 std::vector<StateTensor> ReplicatedUpdate::state(Replica& replica) const {

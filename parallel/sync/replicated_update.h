@@ -1,6 +1,6 @@
 #pragma once
-// The optimizer step of a rank that holds all gradients of all parameters: norm, clipping, update. Equal gradients on
-// every rank give equal weights on every rank, without communication.
+// The optimizer step of a rank that holds all gradients of all parameters: norm, overflow, clipping, update. Equal
+// gradients on every rank give equal weights on every rank, without communication.
 
 #include <memory>
 #include <vector>
@@ -16,8 +16,9 @@ class ReplicatedUpdate {
 
   void prepare(const Replica& replica);
   std::int64_t predicted_bytes(const Replica& replica) const;
-  /// Returns the gradient norm before clipping; -1 when clipping is off and the norm was not needed.
-  double apply(Replica& replica, const StepOrder& order);
+  /// Updates the weights, or leaves everything as it is where a gradient is not finite and the order says so. Without
+  /// clipping and loss scaling nobody looks at the gradients, and the host does not wait for them.
+  StepOutcome apply(Replica& replica, const StepOrder& order);
   /// Weights and moments, for checkpoints.
   std::vector<StateTensor> state(Replica& replica) const;
 

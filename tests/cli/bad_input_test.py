@@ -86,6 +86,15 @@ class Config(Case):
             self.reject(tiny(training__dtype=dtype, device="cpu"), "/training/dtype", f"{dtype} needs a GPU")
         self.reject(tiny(training__dtype="fp64", device="cuda"), "/training/dtype", "set device=cpu")
 
+    def test_loss_scale_mistakes(self):
+        where = "/training/loss_scale"
+        self.reject(tiny(training__loss_scale={"name": "static"}), where + "/scale")
+        self.reject(tiny(training__loss_scale={"name": "dynamic", "scale": 8}), where + "/scale", "name=static only")
+        self.reject(tiny(training__loss_scale={"name": "dynamical"}), where + "/name", 'did you mean "dynamic"?')
+        self.reject(tiny(training__loss_scale={"name": "dynamic", "init_scal": 8}), where, 'did you mean "init_scale"?')
+        self.reject(tiny(training__loss_scale={"name": "static", "scale": 1e300}), where + "/scale", "8.50706e+37")
+        self.reject(tiny(training__loss_scale=1024), where, "expected an object", "got 1024")
+
     def test_message_is_printed_once(self):
         done = self.reject(tiny(training__epoch=3), "/training/epoch", ranks=3)
         self.assertEqual((done.stdout + done.stderr).count("/training/epoch"), 1)

@@ -70,6 +70,13 @@ class Failure(Case):
         self.assert_fails(done, 7, "stopped being finite", "RESULT INVALID reason=numeric")
         self.assertEqual(self.run_json()["status"], "diverged")
 
+    def test_a_loss_scale_that_cannot_fall(self):
+        config = tiny(training__dtype="fp64", training__loss_scale={"name": "static", "scale": 1e300})
+        done = self.train(config, ranks=2)
+        self.assert_fails(done, 7, "not finite in 10 steps in a row", "training.loss_scale", "RESULT INVALID reason=numeric")
+        self.assertEqual(self.run_json()["status"], "diverged")
+        self.assertEqual([epoch["skipped_steps"] for epoch in self.epochs()], [8])
+
     def test_out_of_memory_has_a_table(self):
         done = self.train(tiny(limits__memory_limit_mb=1, workload__width=256), ranks=2)
         self.assert_fails(done, 5, "parameters", "activations", "neither smaller micro-batches nor recomputation")

@@ -53,8 +53,9 @@ class Run(Case):
                     self.assertLess(abs(a - b) / b, tolerance)
 
     def test_resume_continues_bit_for_bit(self):
-        self.assertEqual(self.train(tiny(training__epochs=4), ranks=2, out="whole").returncode, 0)
-        config = tiny(training__epochs=4)
+        # A factor of 3 is in the last bits of every gradient, so the loss scale has to be resumed too.
+        config = tiny(training__epochs=4, training__loss_scale={"name": "dynamic", "growth_factor": 3, "growth_interval": 3})
+        self.assertEqual(self.train(config, ranks=2, out="whole").returncode, 0)
         process = self.start("run", self.write(config), "workload.train_samples=96", "--out", self.path("broken"), ranks=2)
         self.wait_for_epochs(process, 1, "broken")
         self.stop(process)
@@ -66,7 +67,8 @@ class Run(Case):
         done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path("broken"), ranks=2)
         self.assertEqual(done.returncode, 0, done.stderr)
         for a, b in zip(self.epochs("broken"), self.epochs("whole")):
-            self.assertEqual((a["epoch"], a["train_loss"], a["val_loss"]), (b["epoch"], b["train_loss"], b["val_loss"]))
+            for field in ("epoch", "train_loss", "val_loss", "loss_scale"):
+                self.assertEqual(a[field], b[field])
         self.assertEqual(len(self.epochs("broken")), 4)
 
     def test_resume_refuses_another_run(self):
@@ -76,6 +78,22 @@ class Run(Case):
         done = self.train(tiny(training__epochs=2), "--resume", ranks=3)
         self.assert_fails(done, 2, "number of ranks")
         self.assert_fails(self.train(tiny(), "--resume", out="nowhere"), 2, "nowhere")
+
+    def test_skipped_steps_are_recorded(self):
+        config = tiny(training__dtype="fp64", training__loss_scale={"name": "dynamic", "init_scale": 1e300, "backoff_factor": 1e-100,
+                                                                    "growth_interval": 5})
+        done = self.train(config, ranks=2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2 of 8 steps skipped, loss scale ", done.stderr)  # 1e300 and 1e200 overflow, 1e100 does not
+        first, second = self.epochs()
+        self.assertEqual((first["skipped_steps"], second["skipped_steps"]), (2, 0))
+        self.assertAlmostEqual(first["loss_scale"] / 2e100, 1)  # grown after five of the six good steps
+        self.assertAlmostEqual(second["loss_scale"] / 4e100, 1)
+        checked = subprocess.run([sys.executable, os.path.join(ROOT, "scripts/check_records.py"), self.path("out")],
+                                 capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+        verified = self.run_binary("verify", self.path("config.json"), ranks=2)
+        self.assertEqual(verified.returncode, 0, verified.stderr)
 
     def test_steps_csv_on_request(self):
         self.assertEqual(self.train(tiny(measure__raw_steps=True, training__epochs=1)).returncode, 0)

@@ -26,6 +26,7 @@ const std::vector<std::vector<std::string>> kVariants = {
      R"(training.optimizer={"name": "adamw", "lr": 0.003, "clip_grad_norm": 0.05})"},
     {R"(training.optimizer={"name": "lamb", "lr": 0.01, "weight_decay": 0.01})"},
     {"training.deterministic=true"},
+    {R"(training.loss_scale={"name": "dynamic", "init_scale": 1e300, "backoff_factor": 1e-296, "growth_interval": 2})"},
 };
 
 Outcome reference_of(const Experiment& experiment, int steps) {

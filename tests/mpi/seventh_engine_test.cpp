@@ -23,7 +23,7 @@ class OneReduction final : public StepMethod {
         replica_(context, {context.world.rank(), context.world.size()}, LayerFactory()),
         update_(context) {}
 
-  double train_step(const StepOrder& order, Observer& observer) override {
+  StepOutcome train_step(const StepOrder& order, Observer& observer) override {
     replica_.accumulate(order, nullptr, observer);
     Stream& stream = context_.device.compute_stream();
     if (!forget_) context_.world.all_reduce(replica_.store().grads(), ReduceOp::sum, stream).wait(stream);
