@@ -12,16 +12,20 @@ std::vector<std::string> engine_names() {
 }
 
 DType dtype_of(const std::string& name) {
-  if (name == "fp64") return DType::fp64;
-  return name == "bf16" ? DType::bf16 : DType::fp32;
+  for (const DType dtype : {DType::fp64, DType::bf16, DType::fp16}) {
+    if (name == name_of(dtype)) return dtype;
+  }
+  return DType::fp32;  // tf32 too
 }
+
+bool needs_gpu(const std::string& dtype) { return dtype == "tf32" || dtype == "bf16" || dtype == "fp16"; }
 
 /// CPUs compute in fp64 and fp32, GPUs in everything but fp64.
 void check_dtype(const ConfigReader& training, const std::string& device, const std::string& dtype) {
   if (device == "cuda" && dtype == "fp64") {
-    training.problem("dtype", "fp64 is the oracle, on CPUs: set device=cpu, or take fp32, tf32 or bf16");
+    training.problem("dtype", "fp64 is the oracle, on CPUs: set device=cpu, or take fp32, tf32, bf16 or fp16");
   }
-  if (device == "cpu" && (dtype == "bf16" || dtype == "tf32")) {
+  if (device == "cpu" && needs_gpu(dtype)) {
     training.problem("dtype", str(dtype, " needs a GPU: this run computes on the CPU; take fp32 or fp64"));
   }
 }
@@ -65,8 +69,8 @@ TrainingOptions read_training(const ConfigReader& reader, int dp_size, const std
   training.seed = static_cast<std::uint64_t>(
       reader.get<std::int64_t>("seed", 1234, "of initial weights, order of samples and dropout", {0, 9e18}));
   const std::string dtype = reader.choice(
-      "dtype", "fp32", {"fp64", "fp32", "tf32", "bf16"},
-      "arithmetic: fp64 on CPUs; tf32 (fp32 with rounded products) and bf16 (fp32 master weights) on GPUs");
+      "dtype", "fp32", {"fp64", "fp32", "tf32", "bf16", "fp16"},
+      "arithmetic: fp64 on CPUs; tf32 (fp32 with rounded products), bf16 and fp16 (fp32 master weights) on GPUs");
   check_dtype(reader, device, dtype);
   training.dtype = dtype_of(dtype);
   training.tf32 = dtype == "tf32";
@@ -117,7 +121,7 @@ DataLoaderOptions read_loader(const ConfigReader& reader, DType dtype) {
 std::string usual_device(const ConfigDocument& document) {
   const std::string dtype = document.root().section("training", "").get<std::string>("dtype", "fp32", "");
   if (dtype == "fp64") return "cpu";
-  return dtype == "bf16" || dtype == "tf32" || device_count("cuda") > 0 ? "cuda" : "cpu";
+  return needs_gpu(dtype) || device_count("cuda") > 0 ? "cuda" : "cpu";
 }
 
 }  // namespace

@@ -79,10 +79,11 @@ class Config(Case):
             self.reject(tiny(device="cuda"), "CUDA", code=4)
         elif "no GPU is visible" in cuda:
             self.reject(tiny(device="cuda"), "no GPU is visible", code=4)
-            self.reject(tiny(training__dtype="bf16"), "no GPU is visible", code=4)
+            for dtype in ("bf16", "fp16"):
+                self.reject(tiny(training__dtype=dtype), "no GPU is visible", code=4)
 
     def test_types_of_the_other_kind_of_device(self):
-        for dtype in ("bf16", "tf32"):
+        for dtype in ("bf16", "tf32", "fp16"):
             self.reject(tiny(training__dtype=dtype, device="cpu"), "/training/dtype", f"{dtype} needs a GPU")
         self.reject(tiny(training__dtype="fp64", device="cuda"), "/training/dtype", "set device=cpu")
 
