@@ -154,6 +154,23 @@ TEST_CASE("cuda: large scores neither overflow nor lose the row") {
   }
 }
 
+TEST_CASE("cuda: a gradient of attention beyond the range of fp16 does not come out as a number") {
+  if (gpu() == nullptr) return;
+  for (const double rate : {0.0, 0.1}) {
+    for (const Mode& mode : modes_of(DType::fp16)) {
+      INFO(mode.name() << ", rate " << rate);
+      Attention call(DType::fp16, {1, 64, 2, 64, rate});
+      call.qkv.set(Values(static_cast<std::size_t>(call.qkv.elements()), 0.5));
+      call.dy.set(Values(static_cast<std::size_t>(call.dy.elements()), 6e4));
+      call.forward(mode.side());
+      call.backward(mode.side());
+      // Every query has the first key in view with the weight of all others: the sum of 1 / (query + 1) is above 4.
+      const Values dqkv = call.dqkv.values();
+      for (std::size_t d = 0; d < 64; ++d) CHECK_FALSE(std::isfinite(dqkv[2 * 64 + d]));
+    }
+  }
+}
+
 TEST_CASE("cuda: attention refuses tensors that do not fit each other") {
   if (gpu() == nullptr) return;
   const Attention call(DType::bf16, {2, 64, 2, 32});

@@ -1,5 +1,6 @@
 // Convolutions of the CUDA backend against plain loops in fp64.
 
+#include <algorithm>
 #include <cmath>
 
 #include "tests/support/catch.h"
@@ -162,6 +163,28 @@ TEST_CASE("cuda: NaN comes out of a convolution, relu or not") {
       // The first pixel's output of every filter reads the broken element.
       for (std::size_t k = 0; k < static_cast<std::size_t>(conv.of.filters); ++k) REQUIRE(std::isnan(values[k]));
     }
+  }
+}
+
+TEST_CASE("cuda: a gradient of a convolution beyond the range of fp16 does not come out as a number") {
+  if (gpu() == nullptr) return;
+  for (const Mode& mode : modes_of(DType::fp16)) {
+    INFO(mode.name());
+    Convolution conv(DType::fp16, {{2, 8, 8, 64}, 128, {3, 1, 1}, 0});
+    for (Twin* const tensor : {&conv.x, &conv.w, &conv.dy}) {
+      tensor->set(Values(static_cast<std::size_t>(tensor->elements()), 300.0));
+    }
+    // Weight gradients pass through fp16 on their way into fp32.
+    const Twin dx(DType::fp16, conv.of.x), dw(DType::fp32, conv.w_shape), dbias(DType::fp32, {conv.of.filters});
+    conv.backward_data(mode.side(), dx);
+    conv.backward_weight(mode.side(), dw, dbias, false);
+    gpu()->wait();
+    const auto is_number = [](double value) { return std::isfinite(value); };
+    for (const Twin* const gradient : {&dx, &dw}) {
+      const Values values = gradient->values();
+      CHECK(std::none_of(values.begin(), values.end(), is_number));
+    }
+    CHECK(dbias.values() == Values(static_cast<std::size_t>(conv.of.filters), 2 * 8 * 8 * 300.0));
   }
 }
 

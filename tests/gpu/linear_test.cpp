@@ -159,6 +159,24 @@ TEST_CASE("cuda: NaN comes out of every activation") {
   }
 }
 
+TEST_CASE("cuda: a gradient beyond the range of fp16 comes out infinite: by this loss scaling finds it") {
+  if (gpu() == nullptr) return;
+  for (const Mode& mode : modes_of(DType::fp16)) {
+    INFO(mode.name());
+    const Side on = mode.side();
+    Layer layer(DType::fp16, {64, 96, 32, 0});
+    layer.dy.set(Values(64 * 32, 300.0));
+    layer.w.set(Values(32 * 96, -300.0));
+    const Twin dx(DType::fp16, {64, 96}), pre_activation(DType::fp16, {64, 96}, Values(64 * 96, 2.0));
+    for (const Activation activation : {Activation::none, Activation::gelu_tanh}) {
+      on->linear_backward_data(dx[on], Tensor(), layer.dy[on], layer.w[on],
+                               activation == Activation::none ? Tensor() : pre_activation[on], activation, false);
+      gpu()->wait();
+      CHECK(dx.values() == Values(64 * 96, -INFINITY));
+    }
+  }
+}
+
 TEST_CASE("cuda: linear layers refuse tensors that do not fit each other") {
   if (gpu() == nullptr) return;
   const Layer layer(DType::fp32, {4, 8, 6, 0});

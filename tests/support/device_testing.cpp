@@ -74,15 +74,12 @@ Gpu* gpu() {
 std::string_view Mode::name() const {
   if (dtype == DType::fp32) return deterministic ? "fp32" : "tf32";
   if (dtype == DType::bf16) return deterministic ? "bf16" : "bf16, not deterministic";
-  return "fp16";
+  return deterministic ? "fp16" : "fp16, not deterministic";
 }
 
 Side Mode::side() const { return {deterministic ? gpu()->deterministic.get() : gpu()->fast.get(), true}; }
 
-std::vector<Mode> modes_of(DType dtype) {
-  if (dtype == DType::fp16) return {{dtype, true}};
-  return {{dtype, true}, {dtype, false}};
-}
+std::vector<Mode> modes_of(DType dtype) { return {{dtype, true}, {dtype, false}}; }
 
 double Tolerance::of(const Mode& mode) const {
   if (mode.dtype == DType::fp32) return mode.deterministic ? fp32 : tf32;

@@ -48,7 +48,7 @@ struct Mode {
   std::string_view name() const;
   Side side() const;
 };
-/// fp32 and bf16 on both backends (fp32 on the fast one is tf32), fp16 on the deterministic one.
+/// On both backends; fp32 on the fast one is tf32.
 std::vector<Mode> modes_of(DType dtype);
 inline constexpr DType kComputeTypes[] = {DType::fp32, DType::bf16, DType::fp16};
 
