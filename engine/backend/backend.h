@@ -139,8 +139,7 @@ class Backend {
 
   // --- causal self-attention: qkv [B, T, A, 3, D], y [B, T, A, D]
   /// y = dropout(softmax(q k^T / sqrt(D), causal)) v per head. `stats` [B, A, T] receives log-sum-exp of each row.
-  /// Dropout elements of a sample are (head, query, key) of the unsharded [A, T, T]; `first_head` is this shard's first
-  /// head (key.local_width is not used here).
+  /// Dropout elements of a sample are (head, query, key) of the unsharded [A, T, T], from `first_head` on for a shard.
   virtual void attention_forward(Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key, std::int64_t first_head,
                                  Tensor workspace) = 0;
   virtual void attention_backward(Tensor dqkv, Tensor dy, Tensor y, Tensor stats, Tensor qkv, const DropoutKey& key,
@@ -160,8 +159,8 @@ class Backend {
   // --- loss: logits [M, V], targets int32 [M]; target -1 is ignored
   /// row_loss [M] = -log softmax(logits)[target]; row_correct [M] = 1 where the first maximum is the target, else 0.
   /// Only the first `classes` columns are classes: those behind them, the padding of a vocabulary, count as minus
-  /// infinity. When `dlogits` is defined it receives scale * (softmax - onehot), 0 in ignored rows and in the padding;
-  /// it may be logits itself.
+  /// infinity. `dlogits`, when defined, receives scale * (softmax - onehot), 0 in ignored rows and padding; may be
+  /// logits.
   virtual void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
                              std::int64_t classes, double scale) = 0;
 

@@ -78,8 +78,10 @@ void measure_residual_sums(Bench& bench) {
   std::vector<std::int64_t> ids(kSamples);
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i);
   const Buffer sample_ids = to_device(bench.device(), ids);
+  const Buffer update = to_device(bench.device(), std::vector<std::int64_t>{1});
   DropoutKey key;
   key.rate = 0.1;
+  key.update = static_cast<const std::int64_t*>(update.raw());
   key.sample_ids = static_cast<const std::int64_t*>(sample_ids.raw());
   key.samples = kSamples;
   Backend& on = bench.backend();
