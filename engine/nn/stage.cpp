@@ -145,7 +145,7 @@ Tensor Stage::run_forward(const Pass& pass, bool training) {
 }
 
 InputActivation Stage::input_activation(std::size_t position, const ParamStore& store, const Tensor& grads,
-                                        std::vector<char>& touched) const {
+                                        const std::vector<char>& touched) const {
   InputActivation input;
   if (position == 0) return input;
   const PlacedLayer& below = placed_[position - 1];
@@ -157,7 +157,6 @@ InputActivation Stage::input_activation(std::size_t position, const ParamStore& 
     const int owner = store.owner(below.params[static_cast<std::size_t>(end.bias)]);
     input.dbias = store.view(grads, owner);
     input.accumulate = touched[static_cast<std::size_t>(owner)] != 0;
-    touched[static_cast<std::size_t>(owner)] = 1;
   }
   return input;
 }

@@ -90,10 +90,9 @@ class Stage {
   /// The part of LayerIo that both directions share. Its spans point into members and hold until the next call.
   LayerIo layer_io(std::size_t position, const Pass& pass, const std::vector<Shape>& shapes, bool training);
 
-  /// How the layer below ends, when the layer at `position` goes through that on the way back; then the gradient of the
-  /// bias in it counts as touched.
+  /// How the layer below ends, when the layer at `position` goes through that on the way back.
   InputActivation input_activation(std::size_t position, const ParamStore& store, const Tensor& grads,
-                                   std::vector<char>& touched) const;
+                                   const std::vector<char>& touched) const;
 
   std::vector<PlacedLayer> placed_;
   int first_ = 0, last_ = 0;
