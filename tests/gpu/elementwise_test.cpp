@@ -206,9 +206,12 @@ TEST_CASE("cuda: element by element operations refuse tensors that do not fit ea
   for (const Twin* wrong : {&shorter, &floats}) {
     CHECK_THROWS_AS(on->activation_backward(x[on], (*wrong)[on], x[on], Activation::relu), Error);
     CHECK_THROWS_AS(on->activation_backward(x[on], x[on], (*wrong)[on], Activation::relu), Error);
-    CHECK_THROWS_AS(on->activation_backward(x[on], (*wrong)[on], x[on], x[on], Activation::relu, false), Error);
     CHECK_THROWS_AS(on->dropout(x[on], (*wrong)[on], key[on]), Error);
     CHECK_THROWS_AS(on->residual_add(x[on], (*wrong)[on], x[on], key[on]), Error);
+  }
+  const Twin five(DType::fp32, {5}), half_wide(DType::bf16, {8});
+  for (const Twin* dbias : {&five, &half_wide}) {
+    CHECK_THROWS_AS(on->activation_backward(x[on], (*dbias)[on], x[on], x[on], Activation::relu, false), Error);
   }
   CHECK_THROWS_AS(on->dropout(x[on], x[on], three[on]), Error);
   CHECK_THROWS_AS(on->dropout(doubles[on], doubles[on], key[on]), Error);
