@@ -68,6 +68,8 @@ void dump_first_step(const Experiment& experiment, const EpochPlan& plan, const 
   batch.input = host.input;
   batch.target = host.target;
   batch.sample_ids = host.sample_ids;
+  std::int64_t update = 0;
+  batch.update = Tensor(&update, DType::int64, {1});
   batch.metrics = metrics.tensor(DType::fp64, {2});
   batch.seed = training.seed;
   batch.gradient_scale = 1.0 / static_cast<double>(host.size * experiment.model.predictions_per_sample);

@@ -249,6 +249,8 @@ TEST_CASE("gpt2-tiny and a small vgg11 train on the device") {
     batch.input = memory.tensor(input.dtype, input.shape);
     batch.target = Tensor(targets.data(), DType::int32, {static_cast<std::int64_t>(targets.size())});
     batch.sample_ids = Tensor(ids.data(), DType::int64, {2});
+    std::int64_t update = 0;
+    batch.update = Tensor(&update, DType::int64, {1});
     batch.metrics = Tensor(metrics.data(), DType::fp64, {2});
     batch.gradient_scale = 1.0 / static_cast<double>(targets.size());
     std::vector<char> touched(store.params().size(), 0);
