@@ -42,6 +42,7 @@ double relative(const std::vector<double>& values, const std::vector<double>& re
 Outcome train_for_comparison(Experiment& experiment, int steps) {
   const TrainingOptions& training = experiment.config.training;
   Outcome outcome;
+  experiment.device->reserve(experiment.engine->predict().memory.total());
   experiment.engine->prepare();
   LossList losses(outcome.losses);
   const EpochPlan plan(experiment.data.train->size(), training.global_batch, training.seed, 0, true, training.drop_last,

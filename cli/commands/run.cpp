@@ -97,6 +97,7 @@ void Run::start() {
   }
   check_memory(prediction);
   world_.announce("setting up");
+  experiment_->device->reserve(predicted_.total());
   experiment_->engine->prepare();
   if (args_.resume) load_checkpoint(world_, *experiment_->device, *experiment_->engine, directory_, identity_);
   start_s_ = PhaseClock::steady_seconds();

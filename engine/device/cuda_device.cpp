@@ -178,7 +178,58 @@ DeviceInfo describe(int ordinal) {
           .threads = 1};
 }
 
-/// Every Buffer is one cudaMalloc: all are taken before the second step, so there is nothing that a pool would save.
+/// The piece of device memory that buffers are cut from, end to end. What is given back is used again only when all is:
+/// buffers live as long as their engine.
+class Arena {
+ public:
+  ~Arena() { cudaFree(block_); }
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  /// Leaves the arena as it was when the system refuses, or while buffers live in it.
+  void reserve(std::int64_t bytes) {
+    if (buffers_ > 0 || bytes <= bytes_) return;
+    cudaFree(block_);
+    block_ = nullptr;
+    bytes_ = used_ = 0;
+    void* block = nullptr;
+    if (cudaMalloc(&block, static_cast<std::size_t>(bytes)) != cudaSuccess) {
+      cudaGetLastError();  // the buffer that does not fit is told of, with all that are held
+      return;
+    }
+    block_ = static_cast<char*>(block);
+    bytes_ = bytes;
+  }
+  /// nullptr when there is no room.
+  void* take(std::int64_t bytes) {
+    const std::int64_t whole = padded(bytes);
+    if (used_ + whole > bytes_) return nullptr;
+    void* const piece = block_ + used_;
+    used_ += whole;
+    ++buffers_;
+    return piece;
+  }
+  /// False when it is not from here.
+  bool give_back(const void* piece) {
+    const auto place = reinterpret_cast<std::uintptr_t>(piece), start = reinterpret_cast<std::uintptr_t>(block_);
+    if (place < start || place >= start + static_cast<std::uintptr_t>(bytes_)) return false;
+    if (--buffers_ == 0) used_ = 0;
+    return true;
+  }
+  /// What cutting pieces may cost: their starts are aligned.
+  static constexpr std::int64_t kSlack = 1 << 20;
+
+ private:
+  static constexpr std::int64_t kAlignment = 512;  // as cudaMalloc's
+  static std::int64_t padded(std::int64_t bytes) {
+    return (std::max<std::int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  char* block_ = nullptr;
+  std::int64_t bytes_ = 0, used_ = 0, buffers_ = 0;
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(const DeviceOptions& options, const DeviceInfo& info)
@@ -204,6 +255,7 @@ class CudaDevice final : public Device {
     return nvml_->state();
   }
 
+  void reserve(std::int64_t bytes) override { arena_.reserve(bytes + Arena::kSlack); }
   void copy(void* destination, const void* source, std::int64_t bytes, Stream& stream) override {
     if (bytes <= 0 || destination == source) return;
     PDL_CUDA(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
@@ -212,19 +264,27 @@ class CudaDevice final : public Device {
 
  protected:
   void* raw_allocate(std::int64_t bytes) override {
-    void* data = nullptr;
     const auto size = static_cast<std::size_t>(bytes > 0 ? bytes : 1);
-    const cudaError_t status = cudaMalloc(&data, size);
-    if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // it is told once, by the caller
-      return nullptr;
+    void* data = arena_.take(bytes);
+    if (data == nullptr) {
+      const cudaError_t status = cudaMalloc(&data, size);
+      if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // it is told once, by the caller
+        return nullptr;
+      }
+      check_cuda(status, "cudaMalloc");
     }
-    check_cuda(status, "cudaMalloc");
     PDL_CUDA(cudaMemsetAsync(data, 0, size, native_stream(compute_)));
     PDL_CUDA(cudaStreamSynchronize(native_stream(compute_)));
     return data;
   }
-  void raw_free(void* data, std::int64_t) noexcept override { cudaFree(data); }  // waits for work that still uses it
+  void raw_free(void* data, std::int64_t) noexcept override {
+    if (arena_.give_back(data)) {
+      cudaDeviceSynchronize();  // work may still use it; cudaFree waits by itself
+    } else {
+      cudaFree(data);
+    }
+  }
   void* raw_allocate_host(std::int64_t bytes) override {
     void* data = nullptr;
     if (cudaMallocHost(&data, static_cast<std::size_t>(bytes > 0 ? bytes : 1)) != cudaSuccess) {
@@ -237,6 +297,7 @@ class CudaDevice final : public Device {
 
  private:
   DeviceInfo info_;
+  Arena arena_;
   CudaStream compute_;
   std::optional<Nvml> nvml_;  // opened when first asked for
 };

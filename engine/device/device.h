@@ -143,6 +143,9 @@ class Device {
   /// Clock, power and temperature, when the driver says. Takes milliseconds: not for the middle of a step.
   virtual DeviceState state() { return {}; }
 
+  /// Foretells what will be allocated in all, in a few hundred buffers at most: a device that can takes it from the
+  /// system in one piece. Without it, or beyond it, buffers are taken one by one.
+  virtual void reserve(std::int64_t) {}
   /// Zeroed memory, aligned to 64 bytes. Throws Error(out_of_memory) with the table by kind when it does not fit.
   Buffer allocate(std::int64_t bytes, MemoryKind kind);
   /// Throws Error(out_of_memory) when the system refuses.

@@ -1,6 +1,8 @@
 // The CUDA device's clock and what its driver says.
 
+#include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "engine/device/cuda_nvml.h"
 #include "engine/device/peak_flops.h"
@@ -81,6 +83,29 @@ TEST_CASE("recorded work is not done until it is replayed, and then on what memo
   CHECK_THROWS_AS(stream.record_work([] { throw Error("on the way"); }), Error);
   stream.replay(*recording);
   CHECK(to.values() == Values{8.0, 10.0, 12.0});
+}
+
+TEST_CASE("reserved memory is cut into buffers, and more is there beyond it") {
+  if (gpu() == nullptr) return;
+  constexpr std::int64_t kPiece = 1 << 20;
+  const std::unique_ptr<Device> device = make_device({.kind = "cuda"});
+  device->reserve(3 * kPiece);
+  for (int round = 0; round < 2; ++round) {  // what was given back altogether is there again
+    std::vector<Buffer> buffers;
+    for (int i = 0; i < 8; ++i) buffers.push_back(device->allocate(kPiece - 8 * i, MemoryKind::workspace));
+    std::vector<char> zeros(kPiece, 1), ones(kPiece, 1);
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      CHECK(reinterpret_cast<std::uintptr_t>(buffers[i].raw()) % 512 == 0);
+      device->copy(zeros.data(), buffers[i].raw(), buffers[i].bytes(), device->compute_stream());
+      device->copy(buffers[i].raw(), ones.data(), buffers[i].bytes(), device->compute_stream());
+      device->compute_stream().synchronize();
+      CHECK(std::count(zeros.begin(), zeros.begin() + buffers[i].bytes(), 0) == buffers[i].bytes());
+    }
+    const auto distance = static_cast<const char*>(buffers[1].raw()) - static_cast<const char*>(buffers[0].raw());
+    CHECK(distance == kPiece);
+    CHECK(device->memory().current().total() == 8 * kPiece - 8 * 28);
+  }
+  CHECK(device->memory().current().total() == 0);
 }
 
 TEST_CASE("used memory follows what is allocated, and the driver agrees") {
