@@ -130,6 +130,15 @@ class Engine {
   virtual void set_position(const TrainingPosition& position) = 0;
 };
 
+/// Knob settings that make an engine work in another way: tests hold each of them against the reference, `list` shows
+/// them.
+struct EngineVariant {
+  std::string name;                ///< unique within the engine: "stage 2"
+  std::vector<std::string> knobs;  ///< "key=value", as after "engine." on the command line
+  int rank_multiple = 1;           ///< needs a number of ranks that this divides
+  std::string models = {};         ///< only for models whose name begins so; empty: for all
+};
+
 /// One entry of engines.def.
 struct EngineDefinition {
   std::string name;
@@ -144,6 +153,7 @@ struct EngineDefinition {
   /// Samples that one update consumes per data-parallel rank count: the number of data-parallel ranks for `ranks` ranks
   /// and these knobs. Decides what `batch_size_per_rank` means and which global batches divide.
   int (*data_parallel_size)(int ranks, const ConfigReader& knobs);
+  std::vector<EngineVariant> variants = {};  ///< besides the defaults, which are always tested
 };
 
 /// All engines, in the order of engines.def.

@@ -22,6 +22,12 @@ std::vector<KeyDoc> knobs_of(const EngineDefinition& definition) {
   return reader.docs();
 }
 
+std::string joined(const std::vector<std::string>& knobs) {
+  std::string text;
+  for (const std::string& knob : knobs) text += (text.empty() ? "" : " ") + knob;
+  return text;
+}
+
 void print_engines() {
   std::printf("engines (\"engine\": { \"name\": ... })\n");
   for (const EngineDefinition& definition : engine_definitions()) {
@@ -31,6 +37,10 @@ void print_engines() {
     for (const KeyDoc& knob : knobs_of(definition))
       rows.push_back({"  " + knob.key, knob.type, knob.default_value, knob.doc});
     if (!rows.empty()) std::printf("%s", format_table({"  knob", "type", "default", ""}, rows).c_str());
+    rows.clear();
+    for (const EngineVariant& variant : definition.variants)
+      rows.push_back({"  " + variant.name, joined(variant.knobs)});
+    if (!rows.empty()) std::printf("%s", format_table({"  variant", "knobs"}, rows).c_str());
   }
 }
 
@@ -58,11 +68,19 @@ Json all_as_json() {
                        {"doc", knob.doc},
                        {"choices", knob.choices}});
     }
+    Json variants = Json::array();
+    for (const EngineVariant& variant : definition.variants) {
+      variants.push_back({{"name", variant.name},
+                          {"knobs", variant.knobs},
+                          {"rank_multiple", variant.rank_multiple},
+                          {"models", variant.models}});
+    }
     json["engines"].push_back({{"name", definition.name},
                                {"summary", definition.summary},
                                {"paper", definition.paper},
                                {"reference", definition.reference},
-                               {"knobs", knobs}});
+                               {"knobs", knobs},
+                               {"variants", variants}});
   }
   for (const ModelInfo& info : model_infos()) {
     json["workloads"].push_back({{"name", info.name}, {"parameters", info.parameters}, {"summary", info.summary}});

@@ -214,7 +214,10 @@ EngineDefinition ddp_definition() {
           .reference = "serial",
           .make = make_ddp,
           .document = [](const ConfigReader& reader) { read_knobs(reader); },
-          .data_parallel_size = [](int ranks, const ConfigReader&) { return ranks; }};
+          .data_parallel_size = [](int ranks, const ConfigReader&) { return ranks; },
+          .variants = {{"small buckets", {"bucket_cap_mb=0.01", "first_bucket_mb=0.001"}},
+                       {"buckets in place", {"gradient_as_bucket_view=true", "bucket_cap_mb=0.01"}},
+                       {"static graph", {"static_graph=true", "find_unused_parameters=true", "small_bucket=last"}}}};
 }
 
 }  // namespace pdl
