@@ -79,18 +79,31 @@ ParamStore::ParamStore(std::vector<ParamSpec> specs, std::vector<int> layers, st
   }
 }
 
-void ParamStore::allocate(Device& device, DType dtype, bool with_gradients) {
-  dtype_ = dtype;
-  values_ = device.allocate(elements_ * size_of(dtype), MemoryKind::parameters);
-  if (with_gradients) grads_ = device.allocate(elements_ * size_of(wide_dtype(dtype)), MemoryKind::gradients);
-  if (is_half(dtype)) master_ = device.allocate(elements_ * size_of(wide_dtype(dtype)), MemoryKind::optimizer);
+void ParamStore::place(const std::vector<std::int64_t>& offsets, std::int64_t elements) {
+  PDL_CHECK(offsets.size() == params_.size() && values_.raw() == nullptr, offsets.size(), " places for ",
+            params_.size(), " parameters, which move only before they have memory");
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    PDL_CHECK(offsets[i] >= 0 && offsets[i] + params_[i].count <= elements, params_[i].spec.name, " at ", offsets[i],
+              " of ", elements);
+    params_[i].offset = offsets[i];
+  }
+  elements_ = elements;
 }
 
-MemoryByKind ParamStore::predicted_memory(DType dtype) const {
+void ParamStore::allocate(Device& device, DType dtype, StoreParts parts) {
+  dtype_ = dtype;
+  const MemoryByKind bytes = predicted_memory(dtype, parts);
+  if (parts.values) values_ = device.allocate(bytes[MemoryKind::parameters], MemoryKind::parameters);
+  if (parts.gradients) grads_ = device.allocate(bytes[MemoryKind::gradients], MemoryKind::gradients);
+  if (parts.master && is_half(dtype)) master_ = device.allocate(bytes[MemoryKind::optimizer], MemoryKind::optimizer);
+}
+
+MemoryByKind ParamStore::predicted_memory(DType dtype, StoreParts parts) const {
+  const std::int64_t wide_bytes = elements_ * size_of(wide_dtype(dtype));
   MemoryByKind memory;
-  memory[MemoryKind::parameters] = elements_ * size_of(dtype);
-  memory[MemoryKind::gradients] = elements_ * size_of(wide_dtype(dtype));
-  memory[MemoryKind::optimizer] = is_half(dtype) ? elements_ * size_of(wide_dtype(dtype)) : 0;
+  memory[MemoryKind::parameters] = parts.values ? elements_ * size_of(dtype) : 0;
+  memory[MemoryKind::gradients] = parts.gradients ? wide_bytes : 0;
+  memory[MemoryKind::optimizer] = parts.master && is_half(dtype) ? wide_bytes : 0;
   return memory;
 }
 
@@ -98,16 +111,24 @@ void ParamStore::round_master(Backend& backend) {
   if (is_half(dtype_)) backend.copy(values(), weights());
 }
 
-void ParamStore::initialise(Device& device, std::uint64_t seed) {
-  Stream& stream = device.compute_stream();
+void ParamStore::visit_initial_values(DType dtype, std::uint64_t seed,
+                                      const std::function<void(int index, const Tensor& values)>& visit) const {
   std::vector<char> host;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const Tensor part = view(weights(), static_cast<int>(i));
-    host.resize(static_cast<std::size_t>(part.bytes()));
-    fill_initial_values(Tensor(host.data(), part.dtype(), part.shape()), params_[i].spec, params_[i].id, seed);
-    device.copy(part.raw(), host.data(), part.bytes(), stream);
-    stream.synchronize();
+    const Param& param = params_[i];
+    host.resize(static_cast<std::size_t>(param.count * size_of(wide_dtype(dtype))));
+    const Tensor values(host.data(), wide_dtype(dtype), param.spec.shape());
+    fill_initial_values(values, param.spec, param.id, seed);
+    visit(static_cast<int>(i), values);
   }
+}
+
+void ParamStore::initialise(Device& device, std::uint64_t seed) {
+  Stream& stream = device.compute_stream();
+  visit_initial_values(dtype_, seed, [&](int index, const Tensor& values) {
+    device.copy(view(weights(), index).raw(), values.raw(), values.bytes(), stream);
+    stream.synchronize();
+  });
 }
 
 Tensor ParamStore::view(const Tensor& flat, int index) const {

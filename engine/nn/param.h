@@ -6,6 +6,7 @@
 // buckets, shards, stashes and the fused optimizer are arithmetic on ranges of elements.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,6 +53,12 @@ struct Param {
   std::int64_t count = 0;
 };
 
+/// Which ranges a store takes memory for. What is left out lies elsewhere, in shards or buckets of an engine.
+struct StoreParts {
+  bool values = true, gradients = true;
+  bool master = true;  ///< the master weights beside values of a half type
+};
+
 /// Values and gradients of the parameters of some layers, flat. A tied parameter whose target is in the same store has
 /// no range of its own; one whose target is elsewhere (another pipeline stage) has, and its engine keeps the copies
 /// equal.
@@ -60,17 +67,24 @@ class ParamStore {
   /// Lays the parameters out; allocates nothing. `specs[i]` belongs to model layer `layers[i]` and has id `ids[i]`.
   ParamStore(std::vector<ParamSpec> specs, std::vector<int> layers, std::vector<int> ids);
 
-  /// Takes memory for values and, unless told not to, gradients, which have wide_dtype(dtype). Values of a half type
-  /// get master weights beside them: what the optimizer updates and the values are rounded from.
-  void allocate(Device& device, DType dtype, bool with_gradients = true);
-  /// Bytes that `allocate` takes, gradients included.
-  MemoryByKind predicted_memory(DType dtype) const;
+  /// Moves params()[i] to offsets[i] in ranges of `elements`, before `allocate`. What no parameter covers stays zero.
+  void place(const std::vector<std::int64_t>& offsets, std::int64_t elements);
+
+  /// Takes memory for values and gradients, which have wide_dtype(dtype). Values of a half type get master weights
+  /// beside them: what the optimizer updates and the values are rounded from.
+  void allocate(Device& device, DType dtype, StoreParts parts = {});
+  /// Bytes that `allocate` takes.
+  MemoryByKind predicted_memory(DType dtype, StoreParts parts = {}) const;
+  /// Hands out the initial values of each parameter in turn, in host memory of wide_dtype(dtype), for the time of the
+  /// call.
+  void visit_initial_values(DType dtype, std::uint64_t seed,
+                            const std::function<void(int index, const Tensor& values)>& visit) const;
   /// Fills the weights by their init rules, on the host, then copies them to the device.
   void initialise(Device& device, std::uint64_t seed);
   /// Makes the values from the master weights, after these were set; nothing to do when the values are the weights.
   void round_master(Backend& backend);
 
-  std::int64_t elements() const { return elements_; }
+  std::int64_t elements() const { return elements_; }  ///< of a range
   DType dtype() const { return dtype_; }
   /// The parameters that own a range, in layout order.
   const std::vector<Param>& params() const { return params_; }

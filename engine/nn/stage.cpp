@@ -99,7 +99,7 @@ LayerIo Stage::layer_io(std::size_t position, const Pass& pass, const std::vecto
   io.x = position == 0 ? pass.x : y_of(position - 1);
   io.y = y_of(position);
   params_.clear();
-  for (int registered : placed.params) params_.push_back(pass.store.view(pass.values, pass.store.owner(registered)));
+  for (int registered : placed.params) params_.push_back(pass.host.value(pass.store.owner(registered)));
   saved_.clear();
   const std::vector<TensorSpec> specs = placed.layer->saved_specs(shapes[position], dtype_);
   for (std::size_t s = 0; s < specs.size(); ++s) {
@@ -111,19 +111,31 @@ LayerIo Stage::layer_io(std::size_t position, const Pass& pass, const std::vecto
   return io;
 }
 
+std::vector<int> Stage::contributions(const ParamStore& store) const {
+  std::vector<int> counts(store.params().size(), 0);
+  for (const PlacedLayer& placed : placed_) {
+    for (int registered : placed.params) ++counts[static_cast<std::size_t>(store.owner(registered))];
+  }
+  return counts;
+}
+
 Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch,
                       const Tensor& x, bool training) {
-  PDL_CHECK(batch.size > 0 && batch.size <= max_samples_, "a slot for ", max_samples_, " samples was given ",
-            batch.size);
-  const Pass pass{store, values, slot, batch, x};
-  return repeat(pass, {training}, [&] { return run_forward(pass, training); });
+  FlatParameters host(store, values, Tensor());
+  const Pass pass{store, host, slot, batch, x};
+  return repeat(pass, {training, place_of(values)}, [&] { return run_forward(pass, training); });
+}
+
+Tensor Stage::forward(const ParamStore& store, ParameterHost& host, const Slot& slot, const MicroBatch& batch,
+                      const Tensor& x, bool training) {
+  return run_forward({store, host, slot, batch, x}, training);
 }
 
 Tensor Stage::repeat(const Pass& pass, RepeatedWork::Key key, const std::function<Tensor()>& work) {
   if (!repeated_) return work();
   const MicroBatch& batch = pass.batch;
   for (const Tensor* tensor :
-       {&pass.values, &pass.x, &batch.input, &batch.target, &batch.sample_ids, &batch.metrics, &batch.update}) {
+       {&pass.x, &batch.input, &batch.target, &batch.sample_ids, &batch.metrics, &batch.update}) {
     key.push_back(place_of(*tensor));
   }
   key.push_back(std::bit_cast<std::int64_t>(pass.slot.buffer().raw()));
@@ -134,17 +146,22 @@ Tensor Stage::repeat(const Pass& pass, RepeatedWork::Key key, const std::functio
 }
 
 Tensor Stage::run_forward(const Pass& pass, bool training) {
+  PDL_CHECK(pass.batch.size > 0 && pass.batch.size <= max_samples_, "a slot for ", max_samples_, " samples was given ",
+            pass.batch.size);
   const std::vector<Shape> shapes = shapes_for(pass.batch.size);
   Tensor y;
+  pass.host.begin_pass(training);
   for (std::size_t position = 0; position < placed_.size(); ++position) {
+    pass.host.before_layer(static_cast<int>(position));
     const LayerIo io = layer_io(position, pass, shapes, training);
     placed_[position].layer->forward(io);
+    pass.host.after_layer(static_cast<int>(position));
     y = io.y;
   }
   return y;
 }
 
-InputActivation Stage::input_activation(std::size_t position, const ParamStore& store, const Tensor& grads,
+InputActivation Stage::input_activation(std::size_t position, const Pass& pass,
                                         const std::vector<char>& touched) const {
   InputActivation input;
   if (position == 0) return input;
@@ -154,8 +171,8 @@ InputActivation Stage::input_activation(std::size_t position, const ParamStore& 
   if (end.activation != Activation::relu || !placed_[position].layer->passes_activation(end.activation)) return input;
   input.activation = end.activation;
   if (end.bias >= 0) {
-    const int owner = store.owner(below.params[static_cast<std::size_t>(end.bias)]);
-    input.dbias = store.view(grads, owner);
+    const int owner = pass.store.owner(below.params[static_cast<std::size_t>(end.bias)]);
+    input.dbias = pass.host.gradient(owner);
     input.accumulate = touched[static_cast<std::size_t>(owner)] != 0;
   }
   return input;
@@ -164,26 +181,27 @@ InputActivation Stage::input_activation(std::size_t position, const ParamStore& 
 Tensor Stage::backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched,
                        const Slot& slot, const MicroBatch& batch, const Tensor& x, Tensor dy,
                        GradientListener* listener) {
-  const Pass pass{store, values, slot, batch, x};
-  if (listener != nullptr) return run_backward(pass, grads, touched, dy, listener);
+  FlatParameters host(store, values, grads);
+  const Pass pass{store, host, slot, batch, x};
+  if (listener != nullptr) return run_backward(pass, touched, dy, listener);
   RepeatedWork::Key key(touched.begin(), touched.end());
-  key.push_back(place_of(grads));
-  key.push_back(place_of(dy));
-  const Tensor dx = repeat(pass, key, [&] { return run_backward(pass, grads, touched, dy, nullptr); });
+  key.insert(key.end(), {place_of(values), place_of(grads), place_of(dy)});
+  const Tensor dx = repeat(pass, key, [&] { return run_backward(pass, touched, dy, nullptr); });
   for (const PlacedLayer& placed : placed_) {
     for (int registered : placed.params) touched[static_cast<std::size_t>(store.owner(registered))] = 1;
   }
   return dx;
 }
 
-Tensor Stage::run_backward(const Pass& pass, const Tensor& grads, std::vector<char>& touched, Tensor dy,
-                           GradientListener* listener) {
+Tensor Stage::backward(const ParamStore& store, ParameterHost& host, std::vector<char>& touched, const Slot& slot,
+                       const MicroBatch& batch, const Tensor& x, Tensor dy, GradientListener* listener) {
+  return run_backward({store, host, slot, batch, x}, touched, dy, listener);
+}
+
+Tensor Stage::run_backward(const Pass& pass, std::vector<char>& touched, Tensor dy, GradientListener* listener) {
   const ParamStore& store = pass.store;
   const std::vector<Shape> shapes = shapes_for(pass.batch.size);
-  std::vector<int> pending(store.params().size(), 0);
-  for (const PlacedLayer& placed : placed_) {
-    for (int registered : placed.params) ++pending[static_cast<std::size_t>(store.owner(registered))];
-  }
+  std::vector<int> pending = contributions(store);
   StoreReady ready;
   ready.store = &store;
   ready.pending = &pending;
@@ -192,12 +210,13 @@ Tensor Stage::run_backward(const Pass& pass, const Tensor& grads, std::vector<ch
   int free_scratch = dy.defined() && dy.raw() == scratch_[0].raw() ? 1 : 0;
   for (std::size_t position = placed_.size(); position-- > 0;) {
     const PlacedLayer& placed = placed_[position];
+    pass.host.before_layer(static_cast<int>(position));
     LayerIo io = layer_io(position, pass, shapes, true);
     grads_.clear();
     accumulate_.clear();
     for (int registered : placed.params) {
       const int owner = store.owner(registered);
-      grads_.push_back(store.view(grads, owner));
+      grads_.push_back(pass.host.gradient(owner));
       accumulate_.push_back(touched[static_cast<std::size_t>(owner)]);
       touched[static_cast<std::size_t>(owner)] = 1;
     }
@@ -207,7 +226,7 @@ Tensor Stage::run_backward(const Pass& pass, const Tensor& grads, std::vector<ch
     io.ready = &ready;
     io.dy = dy;
     io.dy_is_ahead_of_activation = above_took_activation;
-    io.input = input_activation(position, store, grads, touched);
+    io.input = input_activation(position, pass, touched);
     above_took_activation = io.input.activation != Activation::none;
     if (placed.layer->input_grad_in_place()) {
       io.dx = io.x;
@@ -216,9 +235,32 @@ Tensor Stage::run_backward(const Pass& pass, const Tensor& grads, std::vector<ch
       free_scratch = 1 - free_scratch;
     }
     placed.layer->backward(io);
+    pass.host.after_layer(static_cast<int>(position));
     dy = io.dx;
   }
   return dy;
+}
+
+void Stage::idle_pass(const ParamStore& store, ParameterHost& host, bool training, GradientListener* listener) {
+  const int layers = static_cast<int>(placed_.size());
+  host.begin_pass(training);
+  for (int position = 0; position < layers; ++position) {
+    host.before_layer(position);
+    host.after_layer(position);
+  }
+  if (!training) return;
+  std::vector<int> pending = contributions(store);
+  for (int position = layers - 1; position >= 0; --position) {
+    host.before_layer(position);
+    const std::vector<int>& params = placed_[static_cast<std::size_t>(position)].params;
+    for (auto registered = params.rbegin(); registered != params.rend(); ++registered) {
+      const int owner = store.owner(*registered);
+      if (--pending[static_cast<std::size_t>(owner)] > 0) continue;
+      backend_.fill(host.gradient(owner), 0.0);
+      if (listener != nullptr) listener->gradient_ready(owner);
+    }
+    host.after_layer(position);
+  }
 }
 
 }  // namespace pdl

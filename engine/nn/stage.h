@@ -15,6 +15,7 @@
 
 #include "engine/device/repeated_work.h"
 #include "engine/nn/model.h"
+#include "engine/nn/parameter_host.h"
 
 namespace pdl {
 
@@ -50,16 +51,26 @@ class Stage {
   /// Runs the layers. `x` is batch.input on the first stage, else what the stage before handed on; it must stay valid
   /// until backward of this slot is done. Returns the last layer's output, inside the slot. In training a stage that
   /// begins with the loss leaves the gradient in place of `x`, so it takes each `x` once.
-  Tensor forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch,
+  Tensor forward(const ParamStore& store, ParameterHost& host, const Slot& slot, const MicroBatch& batch,
                  const Tensor& x, bool training);
 
   /// Backward through the slot's forward. `dy` is undefined after the loss; it may be overwritten. Returns dx inside
   /// the scratch (undefined for the first layer of the model; `x` itself when the stage begins with the loss), valid
-  /// until the next backward. `values` and `grads` are flat ranges of the store's layout; `touched[i]` says whether
-  /// params()[i] already holds a part of the sum and is set. The listener hears each parameter once, after its last
-  /// contribution in this pass.
+  /// until the next backward. `touched[i]` says whether params()[i] already holds a part of the sum and is set. The
+  /// listener hears each parameter once, after its last contribution in this pass.
+  Tensor backward(const ParamStore& store, ParameterHost& host, std::vector<char>& touched, const Slot& slot,
+                  const MicroBatch& batch, const Tensor& x, Tensor dy, GradientListener* listener);
+
+  /// The two over parameters that are whole: `values` and `grads` are flat ranges of the store's layout. Without a
+  /// listener such passes are replayed when they repeat.
+  Tensor forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch,
+                 const Tensor& x, bool training);
   Tensor backward(const ParamStore& store, const Tensor& values, const Tensor& grads, std::vector<char>& touched,
                   const Slot& slot, const MicroBatch& batch, const Tensor& x, Tensor dy, GradientListener* listener);
+
+  /// What a host and a listener see of a pass, without the pass: for a rank that has no samples while others have. Its
+  /// gradients are zero.
+  void idle_pass(const ParamStore& store, ParameterHost& host, bool training, GradientListener* listener);
 
   int first() const { return first_; }
   int last() const { return last_; }
@@ -76,23 +87,23 @@ class Stage {
   /// What one forward or backward call works on.
   struct Pass {
     const ParamStore& store;
-    const Tensor& values;
+    ParameterHost& host;
     const Slot& slot;
     const MicroBatch& batch;
     const Tensor& x;
   };
   Tensor run_forward(const Pass& pass, bool training);
-  Tensor run_backward(const Pass& pass, const Tensor& grads, std::vector<char>& touched, Tensor dy,
-                      GradientListener* listener);
+  Tensor run_backward(const Pass& pass, std::vector<char>& touched, Tensor dy, GradientListener* listener);
   /// Does `work`, or replays it. `key` is all that tells the pass from others besides `pass`.
   Tensor repeat(const Pass& pass, RepeatedWork::Key key, const std::function<Tensor()>& work);
   std::vector<Shape> shapes_for(std::int64_t samples) const;
   /// The part of LayerIo that both directions share. Its spans point into members and hold until the next call.
   LayerIo layer_io(std::size_t position, const Pass& pass, const std::vector<Shape>& shapes, bool training);
+  /// How many layers of this stage add to each parameter's gradient.
+  std::vector<int> contributions(const ParamStore& store) const;
 
   /// How the layer below ends, when the layer at `position` goes through that on the way back.
-  InputActivation input_activation(std::size_t position, const ParamStore& store, const Tensor& grads,
-                                   const std::vector<char>& touched) const;
+  InputActivation input_activation(std::size_t position, const Pass& pass, const std::vector<char>& touched) const;
 
   std::vector<PlacedLayer> placed_;
   int first_ = 0, last_ = 0;

@@ -109,7 +109,9 @@ void BatchFeeder::begin(const EpochPlan& plan) {
 
 std::span<const Part> BatchFeeder::begin_step() {
   PDL_CHECK(plan_ != nullptr && step_ < plan_->steps(), "no step left in the plan");
-  pieces_ = rank_pieces(static_cast<std::int64_t>(plan_->step_ids(step_).size()), place_, max_micro_batch_);
+  const auto samples = static_cast<std::int64_t>(plan_->step_ids(step_).size());
+  pieces_ = rank_pieces(samples, place_, max_micro_batch_);
+  rounds_ = static_cast<std::int64_t>(rank_pieces(samples, {0, place_.size}, max_micro_batch_).size());
   ++step_;
   return pieces_;
 }

@@ -36,6 +36,8 @@ class BatchFeeder {
   void begin(const EpochPlan& plan);
   /// Micro-batches of the next step on this rank, whose sizes are given; `next` must be called as often.
   std::span<const Part> begin_step();
+  /// How many micro-batches the rank has that has most of this step.
+  std::int64_t rounds() const { return rounds_; }
   /// The next micro-batch, on its way: work queued on `stream` from now on finds it there. Valid until the next call.
   /// size, input, target, sample_ids and update are set.
   MicroBatch next(Stream& stream, std::int64_t update);
@@ -63,7 +65,8 @@ class BatchFeeder {
   Backend& backend_;
   DataLoader loader_;
   const EpochPlan* plan_ = nullptr;
-  std::int64_t step_ = 0;        ///< next step to begin
+  std::int64_t step_ = 0;  ///< next step to begin
+  std::int64_t rounds_ = 0;
   std::int64_t ahead_step_ = 0;  ///< step from which samples are asked for
   std::size_t ahead_piece_ = 0;
   std::vector<Part> pieces_, ahead_pieces_;

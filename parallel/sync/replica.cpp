@@ -17,21 +17,24 @@ std::int64_t local_micro_batch(const TrainingOptions& training, int dp_size) {
 
 }  // namespace
 
-Replica::Replica(const EngineContext& context, DataParallelPlace place, const LayerFactory& factory)
+Replica::Replica(const EngineContext& context, DataParallelPlace place, const LayerFactory& factory, StoreParts parts)
     : context_(context),
       place_(place),
       layers_(context.model.build(factory)),
       store_(make_param_store(layers_, 0, static_cast<int>(layers_.size()))),
+      parts_(parts),
       micro_batch_(local_micro_batch(context.training, place.size)),
       stage_(layers_, 0, static_cast<int>(layers_.size()), context.model.sample_input, micro_batch_,
-             context.training.dtype, context.backend),
-      segments_(store_.segments(context.training.optimizer.decay_biases_and_norms)) {}
+             context.training.dtype, context.backend) {}
 
 void Replica::prepare() {
   Device& device = context_.device;
-  store_.allocate(device, context_.training.dtype);
-  store_.initialise(device, context_.training.seed);
-  store_.round_master(context_.backend);
+  store_.allocate(device, context_.training.dtype, parts_);
+  if (parts_.values && parts_.gradients && parts_.master) {
+    store_.initialise(device, context_.training.seed);
+    store_.round_master(context_.backend);
+  }
+  segments_ = segments();
   stage_.allocate(device);
   slot_ = stage_.make_slot(device);
   metrics_ = device.allocate(2 * size_of(DType::fp64), MemoryKind::workspace);
@@ -44,10 +47,10 @@ void Replica::prepare() {
 MemoryByKind Replica::predicted_memory() const {
   const DType dtype = context_.training.dtype;
   const std::int64_t feeders = 2 * BatchFeeder::device_bytes(context_, micro_batch_);
-  MemoryByKind memory = store_.predicted_memory(dtype);
+  MemoryByKind memory = store_.predicted_memory(dtype, parts_);
   memory[MemoryKind::activations] = stage_.slot_bytes() + stage_.scratch_bytes() + feeders;
   memory[MemoryKind::workspace] =
-      stage_.workspace_bytes() + (2 + static_cast<std::int64_t>(segments_.size())) * size_of(DType::fp64);
+      stage_.workspace_bytes() + (2 + static_cast<std::int64_t>(store_.params().size())) * size_of(DType::fp64);
   return memory;
 }
 
@@ -57,33 +60,67 @@ std::int64_t Replica::micro_batches_per_step() const {
 }
 
 void Replica::accumulate(const StepOrder& order, GradientListener* listener, Observer& observer) {
-  Stream& stream = context_.device.compute_stream();
-  const auto predictions = static_cast<double>(order.global_samples * context_.model.predictions_per_sample);
+  begin_step();
   touched_.assign(touched_.size(), 0);
-  const std::size_t pieces = training_feeder_->begin_step().size();
-  if (pieces == 0) context_.backend.fill(store_.grads(), 0.0);
-  for (std::size_t piece = 0; piece < pieces; ++piece) {
-    observer.phase(Phase::data);
-    MicroBatch batch = training_feeder_->next(stream, order.update);
-    batch.metrics = metrics();
-    batch.seed = context_.training.seed;
-    batch.gradient_scale = order.loss_scale / predictions;
-    observer.phase(Phase::forward);
-    stage_.forward(store_, store_.values(), slot_, batch, batch.input, true);
-    observer.phase(Phase::backward);
-    GradientListener* const hears = piece + 1 == pieces ? listener : nullptr;
-    stage_.backward(store_, store_.values(), store_.grads(), touched_, slot_, batch, batch.input, Tensor(), hears);
-    training_feeder_->send_ahead();
+  if (pieces_ == 0) context_.backend.fill(store_.grads(), 0.0);
+  for (std::int64_t piece = 0; piece < pieces_; ++piece) {
+    train_micro_batch(order, piece + 1 == pieces_ ? listener : nullptr, observer);
+  }
+}
+
+std::int64_t Replica::begin_step() {
+  pieces_ = static_cast<std::int64_t>(training_feeder_->begin_step().size());
+  return training_feeder_->rounds();
+}
+
+void Replica::run_round(std::int64_t round, const StepOrder& order, GradientListener* listener, Observer& observer) {
+  touched_.assign(touched_.size(), 0);
+  if (round < pieces_) {
+    train_micro_batch(order, listener, observer);
+  } else {
+    observer.phase(Phase::communication);
+    stage_.idle_pass(store_, *host_, true, listener);
+  }
+}
+
+void Replica::train_micro_batch(const StepOrder& order, GradientListener* listener, Observer& observer) {
+  const auto predictions = static_cast<double>(order.global_samples * context_.model.predictions_per_sample);
+  observer.phase(Phase::data);
+  MicroBatch batch = training_feeder_->next(context_.device.compute_stream(), order.update);
+  batch.metrics = metrics();
+  batch.seed = context_.training.seed;
+  batch.gradient_scale = order.loss_scale / predictions;
+  observer.phase(Phase::forward);
+  forward(batch, true);
+  observer.phase(Phase::backward);
+  if (host_ != nullptr) {
+    stage_.backward(store_, *host_, touched_, slot_, batch, batch.input, Tensor(), listener);
+  } else {
+    stage_.backward(store_, store_.values(), store_.grads(), touched_, slot_, batch, batch.input, Tensor(), listener);
+  }
+  training_feeder_->send_ahead();
+}
+
+void Replica::forward(const MicroBatch& batch, bool training) {
+  if (host_ != nullptr) {
+    stage_.forward(store_, *host_, slot_, batch, batch.input, training);
+  } else {
+    stage_.forward(store_, store_.values(), slot_, batch, batch.input, training);
   }
 }
 
 void Replica::evaluate_step() {
   Stream& stream = context_.device.compute_stream();
-  for (std::size_t piece = validation_feeder_->begin_step().size(); piece > 0; --piece) {
-    MicroBatch batch = validation_feeder_->next(stream, 0);
-    batch.metrics = metrics();
-    stage_.forward(store_, store_.values(), slot_, batch, batch.input, false);
-    validation_feeder_->send_ahead();
+  const auto pieces = static_cast<std::int64_t>(validation_feeder_->begin_step().size());
+  for (std::int64_t round = 0; round < validation_feeder_->rounds(); ++round) {
+    if (round < pieces) {
+      MicroBatch batch = validation_feeder_->next(stream, 0);
+      batch.metrics = metrics();
+      forward(batch, false);
+      validation_feeder_->send_ahead();
+    } else if (host_ != nullptr) {
+      stage_.idle_pass(store_, *host_, false, nullptr);
+    }
   }
 }
 

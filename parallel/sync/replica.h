@@ -1,6 +1,7 @@
 #pragma once
-// A whole model on one rank: its parameters, one slot, and the passes over micro-batches that every engine with
-// complete replicas needs (serial, DDP, ZeRO-1/2, LBANN). What becomes of the gradients is the engine's affair.
+// All layers of a model on one rank, one slot, and the passes over micro-batches that every engine needs whose ranks
+// run whole models (serial, DDP, ZeRO, LBANN). What becomes of the gradients is the engine's affair; where parameters
+// and gradients lie too, if it says so.
 
 #include <cstdint>
 #include <functional>
@@ -16,11 +17,13 @@ namespace pdl {
 class Replica final : public HeldModel {
  public:
   /// Plans only. The micro-batch on this rank is `training.micro_batch`, or the largest part of a global batch when
-  /// that is 0.
-  Replica(const EngineContext& context, DataParallelPlace place, const LayerFactory& factory);
+  /// that is 0. `parts`: what of the parameters is held here.
+  Replica(const EngineContext& context, DataParallelPlace place, const LayerFactory& factory, StoreParts parts = {});
 
-  /// Takes memory and sets the initial weights.
+  /// Takes memory and, when all parameters are held here, sets the initial weights.
   void prepare();
+  /// Layers find parameters and gradients where `host` says from now on; in the store's ranges otherwise.
+  void use(ParameterHost& host) { host_ = &host; }
   /// Bytes that `prepare` takes, optimizer and communication aside.
   MemoryByKind predicted_memory() const;
 
@@ -29,6 +32,12 @@ class Replica final : public HeldModel {
   /// nothing. Losses are divided by the predictions of the whole global batch, so gradients need only be summed over
   /// ranks; they are too large by the order's loss scale.
   void accumulate(const StepOrder& order, GradientListener* listener, Observer& observer);
+
+  /// The same micro-batch by micro-batch, for engines that reduce the gradients of each: `begin_step`, then so many
+  /// rounds as it says, on every rank alike. In each round gradients start from nothing and the listener hears all of
+  /// them. A rank that has no micro-batch left takes part with gradients of zero.
+  std::int64_t begin_step();
+  void run_round(std::int64_t round, const StepOrder& order, GradientListener* listener, Observer& observer);
 
   void begin_training(const EpochPlan& plan) override { training_feeder_->begin(plan); }
   void begin_evaluation(const EpochPlan& plan) override { validation_feeder_->begin(plan); }
@@ -47,22 +56,29 @@ class Replica final : public HeldModel {
   const LayerList& layers() const { return layers_; }
   std::int64_t micro_batch() const { return micro_batch_; }
   std::int64_t micro_batches_per_step() const;
-  const std::vector<UpdateSegment>& segments() const { return segments_; }
+  std::vector<UpdateSegment> segments() const {
+    return store_.segments(context_.training.optimizer.decay_biases_and_norms);
+  }
 
  private:
   const EngineContext& context_;
   DataParallelPlace place_;
   LayerList layers_;
   ParamStore store_;
+  StoreParts parts_;
   std::int64_t micro_batch_ = 0;
   Stage stage_;
   Slot slot_;
   /// One sum of squares per parameter, on the host.
   std::vector<double> gradient_squares();
+  void forward(const MicroBatch& batch, bool training);
+  void train_micro_batch(const StepOrder& order, GradientListener* listener, Observer& observer);
 
   Buffer metrics_, norms_;
   std::vector<char> touched_;
   std::vector<UpdateSegment> segments_;
+  std::int64_t pieces_ = 0;        ///< micro-batches of this rank in this step
+  ParameterHost* host_ = nullptr;  ///< null: the store's ranges
   std::unique_ptr<BatchFeeder> training_feeder_, validation_feeder_;
 };
 

@@ -129,7 +129,7 @@ TEST_CASE("a tied parameter shares its target's range, or starts as its copy els
 TEST_CASE("a store without gradients takes memory for values only") {
   const std::unique_ptr<Device> device = make_device({.kind = "cpu"});
   ParamStore store({weight("a", {3, 5})}, {0}, {0});
-  store.allocate(*device, DType::fp32, false);
+  store.allocate(*device, DType::fp32, {.gradients = false});
   CHECK(device->memory().current()[MemoryKind::parameters] == 60);
   CHECK(device->memory().current()[MemoryKind::gradients] == 0);
 }
