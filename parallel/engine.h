@@ -127,7 +127,7 @@ class Engine {
   /// This rank's state, for checkpoints; restoring it and the position continues the same run bit for bit.
   virtual std::vector<StateTensor> state() = 0;
   virtual TrainingPosition position() const = 0;
-  virtual void set_position(const TrainingPosition& position) = 0;
+  virtual void set_position(const TrainingPosition& position) = 0;  ///< once the state is restored; collective
 };
 
 /// Knob settings that make an engine work in another way: tests hold each of them against the reference, `list` shows

@@ -85,6 +85,7 @@ class SynchronousEngine final : public Engine {
       }
       if (scaler_.exhausted()) fail_nonfinite(exhaustion(), kScaleAdvice, plan.epoch(), step);
     }
+    method_->finish_epoch();
     return result;
   }
 
@@ -105,6 +106,7 @@ class SynchronousEngine final : public Engine {
   void set_position(const TrainingPosition& position) override {
     updates_ = position.updates;
     scaler_.restore(position.loss_scale);
+    method_->restored();
   }
 
  private:

@@ -53,8 +53,12 @@ class StepMethod {
   virtual void prepare() = 0;
   /// Forward, backward, reduction and update.
   virtual StepOutcome train_step(const StepOrder& order, Observer& observer) = 0;
+  /// After the last step of an epoch: waits for what steps leave under way.
+  virtual void finish_epoch() {}
   virtual HeldModel& model() = 0;
   virtual std::vector<StateTensor> state() = 0;
+  /// The tensors of `state` hold a checkpoint on every rank: makes what follows from them. Collective.
+  virtual void restored() {}
 };
 
 std::unique_ptr<Engine> make_synchronous_engine(const EngineContext& context, std::unique_ptr<StepMethod> method);

@@ -24,4 +24,16 @@ std::vector<Bucket> assign_buckets(const std::vector<int>& order, const std::vec
   return buckets;
 }
 
+std::vector<Bucket> fill_buckets(const std::vector<int>& order, const std::vector<std::int64_t>& elements,
+                                 std::int64_t capacity) {
+  std::vector<Bucket> buckets;
+  for (int param : order) {
+    const std::int64_t count = elements[static_cast<std::size_t>(param)];
+    if (buckets.empty() || buckets.back().elements + count > capacity) buckets.emplace_back();
+    buckets.back().params.push_back(param);
+    buckets.back().elements += count;
+  }
+  return buckets;
+}
+
 }  // namespace pdl

@@ -1,6 +1,7 @@
 #pragma once
-// Which parameters share an all-reduce: PyTorch DDP's assignment as a pure function, so that plans can print it without
-// running. Source of the rule: compute_bucket_assignment_by_size in torch/csrc/distributed/c10d/reducer.cpp.
+// Which parameters share a collective, by two rules as pure functions, so that plans can print them without running:
+// PyTorch DDP's (compute_bucket_assignment_by_size in torch/csrc/distributed/c10d/reducer.cpp) and DeepSpeed's
+// (reduce_independent_p_g_buckets_and_remove_grads in deepspeed/runtime/zero/stage_1_and_2.py).
 
 #include <cstdint>
 #include <string>
@@ -19,5 +20,10 @@ struct Bucket {
 /// parameter. `elements[i]` belongs to parameter i.
 std::vector<Bucket> assign_buckets(const std::vector<int>& order, const std::vector<std::int64_t>& elements,
                                    std::int64_t element_bytes, const std::vector<std::int64_t>& limits_bytes);
+
+/// Walks the parameters in `order`; a bucket is closed ahead of the parameter that would not fit into `capacity`
+/// elements. A parameter larger than that has a bucket of its own.
+std::vector<Bucket> fill_buckets(const std::vector<int>& order, const std::vector<std::int64_t>& elements,
+                                 std::int64_t capacity);
 
 }  // namespace pdl

@@ -63,6 +63,33 @@ void check_equal_shapes(const ParamStore& store, Communicator& group, Device& de
   }
 }
 
+void check_equal_plans(const std::string& plan, Communicator& group, Device& device) {
+  constexpr std::size_t kTextBytes = 256;
+  Stream& stream = device.compute_stream();
+  Buffer memory = device.allocate(kTextBytes + size_of(DType::int64), MemoryKind::communication);
+  const Tensor text = memory.tensor(DType::uint8, Shape{kTextBytes});
+  const Tensor number = memory.tensor(DType::int64, Shape{1}, kTextBytes);
+  const auto plan_of = [&](int root) {
+    std::string words = plan.substr(0, kTextBytes - 1);
+    words.resize(kTextBytes, '\0');
+    device.copy(text.raw(), words.data(), text.bytes(), stream);
+    group.broadcast(text, root, stream).wait(stream);
+    device.copy(words.data(), text.raw(), text.bytes(), stream);
+    stream.synchronize();
+    return std::string(words.c_str());
+  };
+  const std::string first = plan_of(0);
+  std::int64_t other = first == plan.substr(0, kTextBytes - 1) ? group.size() : group.rank();
+  device.copy(number.raw(), &other, sizeof other, stream);
+  group.all_reduce(number, ReduceOp::min, stream).wait(stream);
+  device.copy(&other, number.raw(), sizeof other, stream);
+  stream.synchronize();
+  if (other == group.size()) return;
+  const std::string second = plan_of(static_cast<int>(other));
+  throw Error(str("ranks have different plans: rank 0 means ", first, "; rank ", other, " means ", second),
+              ExitCode::communication);
+}
+
 void broadcast_weights(const ParamStore& store, Communicator& group, Device& device) {
   Stream& stream = device.compute_stream();
   const std::int64_t chunk = kBroadcastBytes / size_of(store.weights().dtype());

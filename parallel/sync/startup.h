@@ -1,5 +1,6 @@
 #pragma once
-// What replicas settle before the first step: that they hold the same parameters, with the same values.
+// What ranks settle before the first step: that they hold the same parameters, with the same values, or divide them
+// alike.
 
 #include <string>
 
@@ -11,6 +12,10 @@ namespace pdl {
 /// Compares names and shapes with rank 0's. Throws Error(communication) on every rank, naming the first parameter that
 /// differs.
 void check_equal_shapes(const ParamStore& store, Communicator& group, Device& device);
+
+/// Compares how ranks mean to work together, in words of up to 255 bytes. Throws Error(communication) on every rank,
+/// with rank 0's plan and that of the first rank that has another.
+void check_equal_plans(const std::string& plan, Communicator& group, Device& device);
 
 /// Rank 0's weights on every rank, in chunks of 250 MiB.
 void broadcast_weights(const ParamStore& store, Communicator& group, Device& device);

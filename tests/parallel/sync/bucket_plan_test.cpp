@@ -44,3 +44,17 @@ TEST_CASE("parameters are never split, and order is kept") {
   CHECK(plan({5, 6, 7}, {1000}, {2, 0, 1}) == Plan{{2, 0, 1}});
   CHECK(plan({}, {40}).empty());
 }
+
+TEST_CASE("a bucket that is filled never exceeds its capacity, except by a single parameter") {
+  const auto filled = [](const std::vector<std::int64_t>& elements, std::int64_t capacity) {
+    std::vector<int> order(elements.size());
+    std::iota(order.begin(), order.end(), 0);
+    Plan params;
+    for (const Bucket& bucket : fill_buckets(order, elements, capacity)) params.push_back(bucket.params);
+    return params;
+  };
+  CHECK(filled({3, 3, 4, 1, 9, 30, 2, 2}, 10) == Plan{{0, 1, 2}, {3, 4}, {5}, {6, 7}});
+  CHECK(filled({5, 5, 1}, 10) == Plan{{0, 1}, {2}});
+  CHECK(filled({1, 1, 1}, 1000) == Plan{{0, 1, 2}});
+  CHECK(filled({}, 10).empty());
+}
