@@ -9,6 +9,7 @@
 #include "cli/comparison.h"
 #include "parallel/comm/self_communicator.h"
 #include "tests/support/catch.h"
+#include "tests/support/engine_candidates.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/tiny_experiments.h"
 
@@ -16,29 +17,6 @@ using namespace pdl;
 using namespace pdl::testing;
 
 namespace {
-
-/// An engine with the knobs of one of its variants.
-struct Candidate {
-  std::string engine, variant;
-  std::vector<std::string> overrides;
-};
-
-/// All that run this model ("gpt2", "vgg") on so many ranks.
-std::vector<Candidate> candidates(int ranks, const std::string& model) {
-  std::vector<Candidate> all;
-  for (const EngineDefinition& definition : engine_definitions()) {
-    if (definition.name == "serial" && ranks > 1) continue;
-    std::vector<EngineVariant> variants = definition.variants;
-    variants.insert(variants.begin(), {"defaults", {}});
-    for (const EngineVariant& variant : variants) {
-      if (ranks % variant.rank_multiple != 0 || !model.starts_with(variant.models)) continue;
-      Candidate candidate{definition.name, variant.name, {"engine.name=" + definition.name}};
-      for (const std::string& knob : variant.knobs) candidate.overrides.push_back("engine." + knob);
-      all.push_back(std::move(candidate));
-    }
-  }
-  return all;
-}
 
 /// Global batch 12 divides by 2, 3 and 4 ranks.
 const std::vector<std::vector<std::string>> kRecipes = {
@@ -66,8 +44,8 @@ TEST_CASE("every engine equals its reference after five steps", "[engines]") {
     for (const std::vector<std::string>& recipe : kRecipes) {
       Outcome serial;  // the same for all engines that have it as their reference
       for (const Candidate& candidate : candidates(world.info().size, model)) {
-        INFO(candidate.engine << ", " << candidate.variant << ", " << model << " on " << world.info().size
-                              << " ranks, recipe " << (recipe.empty() ? "plain" : recipe.back()));
+        INFO(candidate.name << ", " << model << " on " << world.info().size << " ranks, recipe "
+                            << (recipe.empty() ? "plain" : recipe.back()));
         std::vector<std::string> overrides = recipe;
         overrides.insert(overrides.end(), candidate.overrides.begin(), candidate.overrides.end());
         const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config(model), overrides);
@@ -117,7 +95,7 @@ TEST_CASE("deterministic runs are bit-equal, and the measured memory and bytes a
     overrides.insert(overrides.end(), candidate.overrides.begin(), candidate.overrides.end());
     std::vector<Outcome> outcomes;
     for (int repeat = 0; repeat < 2; ++repeat) {
-      INFO(candidate.engine << ", " << candidate.variant << ", " << model << ", repeat " << repeat);
+      INFO(candidate.name << ", " << model << ", repeat " << repeat);
       const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config(model), overrides);
       const Prediction prediction = experiment->engine->predict();
       outcomes.push_back(train_for_comparison(*experiment, 3));
@@ -128,7 +106,7 @@ TEST_CASE("deterministic runs are bit-equal, and the measured memory and bytes a
         CHECK(std::abs(measured - static_cast<double>(prediction.memory[tag])) <= 0.01 * measured);
       }
     }
-    INFO(candidate.engine << ", " << candidate.variant);
+    INFO(candidate.name);
     CHECK(outcomes[0].losses == outcomes[1].losses);
     CHECK(outcomes[0].values == outcomes[1].values);
     CHECK(outcomes[0].validation.loss_sum == outcomes[1].validation.loss_sum);
@@ -151,7 +129,7 @@ TEST_CASE("bytes counted in a steady step are the predicted ones", "[engines]") 
     const CommCounts counted = experiment->ledger.take();
     const CommCounts predicted = experiment->engine->predict().comm_per_step;
     for (const auto& [operation, count] : predicted) {
-      INFO(candidate.engine << ", " << candidate.variant << ", " << model << ", " << operation);
+      INFO(candidate.name << ", " << model << ", " << operation);
       REQUIRE(counted.count(operation) == 1);
       CHECK(counted.at(operation).calls == 2 * count.calls);
       CHECK(counted.at(operation).bytes == 2 * count.bytes);

@@ -9,6 +9,7 @@
 #include "cli/comparison.h"
 #include "engine/record/json_lines.h"
 #include "tests/support/catch.h"
+#include "tests/support/engine_candidates.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/tiny_experiments.h"
 
@@ -29,18 +30,18 @@ std::string falls_once(double settled, int growth_interval, double growth_factor
              json_number(growth_factor), R"(, "growth_interval": )", growth_interval, "}");
 }
 
-/// Calls test(name) with each engine that this number of ranks can run.
+/// Calls test(candidate) with each engine and variant that this number of ranks can run the model with.
 template <typename Test>
-void for_each_engine(Test test) {
-  for (const EngineDefinition& definition : engine_definitions()) {
-    if (definition.name == "serial" && test_world().info().size > 1) continue;
-    INFO(definition.name << " on " << test_world().info().size << " ranks");
-    test(definition.name);
+void for_each_engine(const std::string& model, Test test) {
+  for (const Candidate& candidate : candidates(test_world().info().size, model)) {
+    INFO(candidate.name << ", " << model << " on " << test_world().info().size << " ranks");
+    test(candidate);
   }
 }
 
-std::unique_ptr<Experiment> make(const std::string& engine, const std::string& model, Overrides overrides) {
-  overrides.insert(overrides.end(), {"engine.name=" + engine, "training.deterministic=true"});
+std::unique_ptr<Experiment> make(const Candidate& engine, const std::string& model, Overrides overrides) {
+  overrides.push_back("training.deterministic=true");
+  overrides.insert(overrides.end(), engine.overrides.begin(), engine.overrides.end());
   return make_experiment(test_world(), tiny_config(model), overrides);
 }
 
@@ -71,10 +72,10 @@ TEST_CASE("a loss scale that is a power of two changes no bit of training", "[lo
       {R"(training.optimizer={"name": "adamw", "lr": 0.003, "clip_grad_norm": 0.05})"},
       {R"(training.optimizer={"name": "lamb", "lr": 0.01, "weight_decay": 0.01})"},
   };
-  for_each_engine([&](const std::string& engine) {
-    for (const char* model : {"gpt2", "vgg"}) {
+  for (const char* model : {"gpt2", "vgg"}) {
+    for_each_engine(model, [&](const Candidate& engine) {
       for (const Overrides& recipe : recipes) {
-        INFO(model << ", " << (recipe.empty() ? "plain" : recipe.front()));
+        INFO((recipe.empty() ? "plain" : recipe.front()));
         std::optional<Outcome> unscaled;
         for (const std::string& scale :
              {kNone, std::string(R"(training.loss_scale={"name": "static", "scale": 1048576})"),
@@ -91,12 +92,12 @@ TEST_CASE("a loss scale that is a power of two changes no bit of training", "[lo
           CHECK(outcome.validation.loss_sum == unscaled->validation.loss_sum);
         }
       }
-    }
-  });
+    });
+  }
 }
 
 TEST_CASE("the loss scale reaches the gradients and is taken out again", "[loss_scale]") {
-  for_each_engine([](const std::string& engine) {
+  for_each_engine("gpt2", [](const Candidate& engine) {
     // A factor with digits of its own is in the last bits of everything.
     const std::unique_ptr<Experiment> plain = make(engine, "gpt2", {kNone});
     const std::unique_ptr<Experiment> scaled =
@@ -111,7 +112,7 @@ TEST_CASE("a step that overflows on one rank leaves no trace on any", "[loss_sca
   const std::vector<Overrides> recipes = {{},
                                           {R"(training.optimizer={"name": "adamw", "lr": 0.003, "clip_grad_norm": 1})",
                                            R"(training.lr_schedule={"name": "cosine", "warmup_steps": 3})"}};
-  for_each_engine([&](const std::string& engine) {
+  for_each_engine("gpt2", [&](const Candidate& engine) {
     for (const Overrides& recipe : recipes) {
       INFO((recipe.empty() ? "plain" : recipe.front()));
       Overrides with_scale = recipe, without = recipe;
@@ -145,7 +146,7 @@ TEST_CASE("a step that overflows on one rank leaves no trace on any", "[loss_sca
 }
 
 TEST_CASE("a step is skipped by an engine where its reference skips it", "[loss_scale]") {
-  for_each_engine([](const std::string& engine) {
+  for_each_engine("vgg", [](const Candidate& engine) {
     const std::unique_ptr<Experiment> experiment = make(engine, "vgg", {falls_once(1000.0, 2, 3.0)});
     const Outcome outcome = train_for_comparison(*experiment, 5);
     CHECK(outcome.skipped_steps == 1);
@@ -160,7 +161,7 @@ TEST_CASE("a step is skipped by an engine where its reference skips it", "[loss_
 }
 
 TEST_CASE("a scale that cannot fall ends every rank alike after ten skips in a row", "[loss_scale]") {
-  for_each_engine([](const std::string& engine) {
+  for_each_engine("gpt2", [](const Candidate& engine) {
     const std::unique_ptr<Experiment> experiment =
         make(engine, "gpt2", {R"(training.loss_scale={"name": "static", "scale": 1e307})"});
     experiment->engine->prepare();
@@ -178,7 +179,7 @@ TEST_CASE("a scale that cannot fall ends every rank alike after ten skips in a r
 }
 
 TEST_CASE("a loss that is not finite ends the run, whatever the scale", "[loss_scale]") {
-  for_each_engine([](const std::string& engine) {
+  for_each_engine("vgg", [](const Candidate& engine) {
     const std::unique_ptr<Experiment> experiment =
         make(engine, "vgg",
              {"training.optimizer.lr=1e6", "training.dtype=fp32", R"(training.loss_scale={"name": "dynamic"})"});
@@ -190,7 +191,7 @@ TEST_CASE("a loss that is not finite ends the run, whatever the scale", "[loss_s
 TEST_CASE("training from a checkpoint goes on bit for bit, the loss scale with it", "[loss_scale]") {
   World& world = test_world();
   const CheckpointIdentity identity = {"config", "data"};
-  for_each_engine([&](const std::string& engine) {
+  for_each_engine("gpt2", [&](const Candidate& engine) {
     const std::string directory =
         world.broadcast((std::filesystem::temp_directory_path() / str("pdl_loss_scale_", ::getpid())).string(), 0);
     // Growth by 3 puts the scale into the last bits of all that follows, from one step before the checkpoint on.
