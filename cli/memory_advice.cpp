@@ -51,8 +51,12 @@ std::vector<std::string> changes_that_fit(const Experiment& experiment, const st
     return helps;
   };
   const std::vector<Change> micro_batches = smaller_micro_batches(experiment);
-  const std::vector<Change> switches = {
-      {"workload.recompute=gelu"}, {"workload.recompute=gelu_and_norms"}, {"engine.gradient_as_bucket_view=true"}};
+  const std::vector<Change> switches = {{"workload.recompute=gelu"},
+                                        {"workload.recompute=gelu_and_norms"},
+                                        {"engine.gradient_as_bucket_view=true"},
+                                        {"engine.stage=2"},
+                                        {"engine.stage=3"},
+                                        {"engine.reduce_bucket_size=6553600"}};
   for (const Change& change : switches) fits(change);
   for (const Change& change : micro_batches) {
     if (fits(change)) break;  // a smaller one only costs more

@@ -71,6 +71,27 @@ class Run(Case):
                 self.assertEqual(a[field], b[field])
         self.assertEqual(len(self.epochs("broken")), 4)
 
+    def test_divided_state_resumes_bit_for_bit(self):
+        for stage in (1, 3):
+            with self.subTest(stage=stage):
+                engine = {"name": "zero", "stage": stage, "reduce_bucket_size": 3000}
+                whole, broken = f"whole{stage}", f"broken{stage}"
+                config = tiny(training__epochs=4, engine=engine)
+                self.assertEqual(self.train(config, ranks=2, out=whole).returncode, 0)
+                process = self.start("run", self.write(config), "--out", self.path(broken), ranks=2)
+                self.wait_for_epochs(process, 1, broken)
+                self.stop(process)
+                code, text = self.finish(process, 20)
+                if code == 0:
+                    self.skipTest("the run was over before it could be stopped")
+                self.assertEqual(code, 75, text)
+                self.assertTrue(os.path.exists(os.path.join(self.path(broken), "checkpoint/rank-00001.bin")), "each rank has its own")
+                done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path(broken), ranks=2)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                for a, b in zip(self.epochs(broken), self.epochs(whole)):
+                    self.assertEqual((a["train_loss"], a["val_loss"]), (b["train_loss"], b["val_loss"]))
+                self.assertEqual(len(self.epochs(broken)), 4)
+
     def test_resume_refuses_another_run(self):
         self.assertEqual(self.train(tiny(training__epochs=2), ranks=2).returncode, 0)
         done = self.train(tiny(training__epochs=2), "training.seed=9", "--resume", ranks=2)
@@ -149,6 +170,41 @@ class Plan(Case):
         self.assertEqual(len(rows), 37)
         self.assertEqual(round(float(rows[-1][2])), 216)
         self.assertTrue(any("last bucket" in warning for warning in plan["warnings"]))
+
+    def test_divided_memory(self):
+        """Formulas of the ZeRO paper for fp32 with Adam, plus what is the same for all: activations and workspace."""
+        psi = 354823168 * 4
+        for ranks in (1, 4, 64):
+            plans = {stage: self.plan("study/zero_gpt2_medium.json", "--ranks", str(ranks), f"engine.stage={stage}")
+                     for stage in (1, 2, 3)}
+            for stage, plan in plans.items():
+                memory = plan["memory_predicted_bytes"]
+                expected = {"optimizer": 2 * psi / ranks, "gradients": psi if stage == 1 else psi / ranks}
+                if stage < 3:
+                    expected["parameters"] = psi
+                for kind, bytes in expected.items():
+                    self.assertLess(abs(memory[kind] - bytes), 0.01 * bytes, f"{kind} in stage {stage} on {ranks} ranks")
+            if ranks > 1:
+                totals = [plans[stage]["memory_predicted_bytes"]["total"] for stage in (1, 2, 3)]
+                self.assertEqual(totals, sorted(totals, reverse=True))
+
+    def test_settings_that_defeat_themselves(self):
+        def warnings(*knobs):
+            return " ".join(self.plan("study/zero_gpt2_medium.json", "--ranks", "4", *knobs)["warnings"])
+        self.assertIn("holds all", warnings("engine.reduce_bucket_size=5e8"))
+        self.assertIn("keeps every gathered parameter", warnings("engine.stage=3", "engine.stage3_max_reuse_distance=1e9"))
+        self.assertIn("gathered ahead", warnings("engine.stage=3", "engine.stage3_prefetch_bucket_size=0"))
+        self.assertIn("than ddp", warnings("engine.preset=deepspeed", "engine.reduce_bucket_size=2e9"))
+        self.assertIn("than stage 2", warnings("engine.preset=deepspeed", "engine.stage=3"))
+        self.assertNotIn("needs", warnings("engine.stage=3"))
+
+    def test_parameters_over_time(self):
+        plan = self.plan("study/zero_vgg16.json", "--ranks", "4", "engine.stage=3")
+        table = next(t for t in plan["tables"] if t["title"].startswith("parameters over one micro-batch"))
+        self.assertEqual(len(table["rows"]), 32)
+        self.assertEqual(max(float(row[5]) for row in table["rows"]), 456.0)  # the first two layers of the classifier
+        shards = next(t for t in plan["tables"] if t["title"].startswith("shards"))
+        self.assertEqual(len(shards["rows"]), 16)
 
     def test_text_output(self):
         done = self.run_binary("plan", os.path.join(ROOT, "configs/study/ddp_vgg16.json"), "--ranks", "2")
