@@ -18,7 +18,7 @@ class Adam final : public Optimizer {
     moments_.allocate(device, elements, dtype, std::move(segments));
   }
   void step(Backend& backend, const OptimizerStep& step) override {
-    moments_.check(step);
+    const std::span<const UpdateSegment> segments = moments_.updated_by(step);
     const AdamScalars scalars = {.lr = step.lr,
                                  .beta1 = options_.beta1,
                                  .beta2 = options_.beta2,
@@ -27,8 +27,8 @@ class Adam final : public Optimizer {
                                  .decoupled_decay = options_.name == "adamw",
                                  .update = step.update,
                                  .grad_scale = step.grad_scale};
-    backend.adam_update(step.values, step.rounded, step.grads, moments_[0], moments_[1], moments_.segments().data(),
-                        moments_.segment_count(), scalars);
+    backend.adam_update(step.values, step.rounded, step.grads, moments_[0], moments_[1], segments.data(),
+                        static_cast<std::int64_t>(segments.size()), scalars);
   }
   std::vector<Tensor> state() const override { return moments_.all(); }
 

@@ -23,7 +23,7 @@ class Lamb final : public Optimizer {
     norms_ = device.allocate(2 * moments_.segment_count() * size_of(DType::fp64), MemoryKind::optimizer);
   }
   void step(Backend& backend, const OptimizerStep& step) override {
-    moments_.check(step);
+    const std::span<const UpdateSegment> updated = moments_.updated_by(step);
     const AdamScalars scalars = {.lr = step.lr,
                                  .beta1 = options_.beta1,
                                  .beta2 = options_.beta2,
@@ -32,9 +32,9 @@ class Lamb final : public Optimizer {
                                  .decoupled_decay = true,
                                  .update = step.update,
                                  .grad_scale = step.grad_scale};
-    const std::int64_t count = moments_.segment_count();
-    const UpdateSegment* const segments = moments_.segments().data();
-    const Tensor norms = norms_.tensor(DType::fp64, {count, 2});
+    const auto count = static_cast<std::int64_t>(updated.size());
+    const UpdateSegment* const segments = updated.data();
+    const Tensor norms = norms_.tensor(DType::fp64, {moments_.segment_count(), 2}).rows(step.first_segment, count);
     const Tensor& direction = step.grads;
     backend.lamb_direction(direction, norms, step.values, step.grads, moments_[0], moments_[1], segments, count,
                            scalars);

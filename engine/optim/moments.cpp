@@ -26,10 +26,14 @@ std::vector<Tensor> Moments::all() const {
   return tensors;
 }
 
-void Moments::check(const OptimizerStep& step) const {
+std::span<const UpdateSegment> Moments::updated_by(const OptimizerStep& step) const {
   PDL_CHECK(step.values.elements() == elements_ && step.grads.elements() == elements_, "an optimizer of ", elements_,
             " elements was given ", step.values.elements(), " values and ", step.grads.elements(), " gradients");
   PDL_CHECK(step.update >= 1, "updates count from 1, got ", step.update);
+  const std::int64_t count = step.segment_count < 0 ? segment_count() - step.first_segment : step.segment_count;
+  PDL_CHECK(step.first_segment >= 0 && count >= 0 && step.first_segment + count <= segment_count(), "segments ",
+            step.first_segment, "+", count, " of ", segment_count());
+  return std::span(segments_).subspan(static_cast<std::size_t>(step.first_segment), static_cast<std::size_t>(count));
 }
 
 }  // namespace pdl

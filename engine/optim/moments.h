@@ -2,6 +2,7 @@
 // What the update rules share: flat ranges of state beside the weights, and the makers of the rules.
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/optim/optimizer.h"
@@ -17,10 +18,9 @@ class Moments {
   int count() const { return count_; }
   Tensor operator[](int i) const;
   std::vector<Tensor> all() const;
-  const std::vector<UpdateSegment>& segments() const { return segments_; }
   std::int64_t segment_count() const { return static_cast<std::int64_t>(segments_.size()); }
-  /// Throws when a step's ranges are not those of `allocate`.
-  void check(const OptimizerStep& step) const;
+  /// The segments that a step updates. Throws when its ranges are not those of `allocate`.
+  std::span<const UpdateSegment> updated_by(const OptimizerStep& step) const;
 
  private:
   int count_;

@@ -40,8 +40,12 @@ struct OptimizerStep {
   double lr = 0.0;
   double grad_scale = 1.0;  ///< gradients are multiplied by this first
   std::int64_t update = 1;  ///< 1 for the first
+  /// Which segments are updated, `segment_count` from `first_segment` on; -1: all of them. Segments know nothing of
+  /// each other, so an update in parts has the bits of one at once.
+  std::int64_t first_segment = 0, segment_count = -1;
   /// lamb: sums `norms`, fp64 [segments, 2] in device memory (squared norms of weights and of direction, in the order
-  /// of the segments), over the ranks that hold the other parts of the same parameters; null when each is whole here.
+  /// of the segments that are updated), over the ranks that hold the other parts of the same parameters; null when each
+  /// is whole here.
   std::function<void(Tensor norms)> sum_over_shards = nullptr;
 };
 
@@ -52,7 +56,7 @@ class Optimizer {
   virtual int moments() const = 0;
   /// Takes memory for the moments, of wide_dtype(dtype), of a range of `elements`, made of `segments`. Once.
   virtual void allocate(Device& device, std::int64_t elements, DType dtype, std::vector<UpdateSegment> segments) = 0;
-  /// Takes no memory. Elements outside the segments stay as they are.
+  /// Takes no memory. Elements outside the segments that are updated stay as they are.
   virtual void step(Backend& backend, const OptimizerStep& step) = 0;
   /// The moments, for checkpoints, in a fixed order.
   virtual std::vector<Tensor> state() const = 0;

@@ -16,7 +16,7 @@ class Sgd final : public Optimizer {
     moments_.allocate(device, elements, dtype, std::move(segments));
   }
   void step(Backend& backend, const OptimizerStep& step) override {
-    moments_.check(step);
+    const std::span<const UpdateSegment> segments = moments_.updated_by(step);
     const SgdScalars scalars = {.lr = step.lr,
                                 .momentum = options_.momentum,
                                 .weight_decay = options_.weight_decay,
@@ -24,8 +24,8 @@ class Sgd final : public Optimizer {
                                 .nesterov = options_.nesterov,
                                 .first_update = step.update == 1};
     const Tensor momentum = moments_.count() == 0 ? Tensor() : moments_[0];
-    backend.sgd_update(step.values, step.rounded, step.grads, momentum, moments_.segments().data(),
-                       moments_.segment_count(), scalars);
+    backend.sgd_update(step.values, step.rounded, step.grads, momentum, segments.data(),
+                       static_cast<std::int64_t>(segments.size()), scalars);
   }
   std::vector<Tensor> state() const override { return moments_.all(); }
 

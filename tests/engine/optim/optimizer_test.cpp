@@ -229,6 +229,43 @@ TEST_CASE("updates over shards are the updates of the whole") {
   }
 }
 
+TEST_CASE("an update in parts has the bits of one at once, and leaves the other segments alone") {
+  Setup setup;
+  for (const OptimizerOptions& options : all_options()) {
+    INFO(options.name);
+    const std::unique_ptr<Optimizer> whole = make_optimizer(options), parts = make_optimizer(options);
+    for (Optimizer* optimizer : {whole.get(), parts.get()}) {
+      optimizer->allocate(*setup.device, kElements, DType::fp64, kSegments);
+    }
+    std::vector<double> at_once = numbers(1), in_parts = at_once;
+    for (int update = 1; update <= 3; ++update) {
+      std::vector<double> first_grads = numbers(static_cast<std::uint64_t>(10 + update)), second_grads = first_grads;
+      const auto step_of = [&](std::vector<double>& values, std::vector<double>& grads, std::int64_t first,
+                               std::int64_t count) {
+        return OptimizerStep{.values = Tensor(values.data(), DType::fp64, {kElements}),
+                             .grads = Tensor(grads.data(), DType::fp64, {kElements}),
+                             .lr = 0.05,
+                             .grad_scale = 0.5,
+                             .update = update,
+                             .first_segment = first,
+                             .segment_count = count};
+      };
+      whole->step(*setup.backend, step_of(at_once, first_grads, 0, -1));
+      const std::vector<double> before = in_parts;
+      parts->step(*setup.backend, step_of(in_parts, second_grads, 1, -1));
+      for (std::size_t i = 0; i < 8; ++i) CHECK(in_parts[i] == before[i]);
+      CHECK(in_parts != before);
+      parts->step(*setup.backend, step_of(in_parts, second_grads, 0, 1));
+      CHECK(in_parts == at_once);
+    }
+    std::vector<double> grads = numbers(1);
+    CHECK_THROWS(parts->step(*setup.backend, {.values = Tensor(in_parts.data(), DType::fp64, {kElements}),
+                                              .grads = Tensor(grads.data(), DType::fp64, {kElements}),
+                                              .first_segment = 2,
+                                              .segment_count = 2}));
+  }
+}
+
 TEST_CASE("LAMB leaves a parameter of zeros or without a gradient to Adam's step") {
   Setup setup;
   OptimizerOptions options;
