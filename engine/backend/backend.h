@@ -166,7 +166,11 @@ class Backend {
 
   // --- flat ranges
   virtual void fill(Tensor x, double value) = 0;
-  virtual void copy(Tensor y, Tensor x) = 0;               ///< same elements; converts between dtypes
+  virtual void copy(Tensor y, Tensor x) = 0;  ///< same elements; converts between dtypes
+  /// y[r * y_pitch + c] = x[r * x_pitch + c] for r < rows, c < columns: a block of columns of one matrix takes the
+  /// place of a block of another. The tensors begin where their blocks do, have one type and share no element.
+  virtual void copy_block(Tensor y, std::int64_t y_pitch, Tensor x, std::int64_t x_pitch, std::int64_t rows,
+                          std::int64_t columns) = 0;
   virtual void add(Tensor y, Tensor x, double scale) = 0;  ///< y += scale * x
   virtual void scale(Tensor x, double factor) = 0;
   virtual void accumulate_sum(Tensor total, Tensor x) = 0;  ///< total fp64 [1] += sum of x, in a fixed order
@@ -188,6 +192,10 @@ class Backend {
   virtual void lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms, const UpdateSegment* segments,
                           std::int64_t count, double lr) = 0;
 };
+
+/// Throws when the blocks of a copy_block overlap themselves or leave their tensors, or types differ.
+void check_block(const Tensor& y, std::int64_t y_pitch, const Tensor& x, std::int64_t x_pitch, std::int64_t rows,
+                 std::int64_t columns);
 
 struct BackendOptions {
   bool deterministic = false;

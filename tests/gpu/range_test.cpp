@@ -114,6 +114,28 @@ TEST_CASE("cuda: copy keeps bits between equal types and rounds once between oth
   }
 }
 
+TEST_CASE("cuda: copy_block moves columns of one matrix into another and touches nothing else") {
+  if (gpu() == nullptr) return;
+  struct Block {
+    std::int64_t rows, columns, x_width, x_first, y_width, y_first;
+  };
+  for (const DType dtype : kComputeTypes) {
+    for (const Block& block : {Block{3, 2, 5, 1, 4, 2}, Block{1, 7, 7, 0, 7, 0}, Block{4, 0, 3, 1, 2, 1},
+                               Block{300, 200, 501, 300, 200, 0}, Block{2, 3, 3, 0, 9, 6}}) {
+      INFO(name_of(dtype) << ", " << block.rows << " x " << block.columns);
+      const Twin x = random_twin(dtype, {block.rows, block.x_width}, 8);
+      Twin y = random_twin(dtype, {block.rows, block.y_width}, 9);
+      agree(dtype, {{y, "y", kExact}}, [&](const Side& on) {
+        const auto from = [](const Tensor& matrix, std::int64_t first) {
+          return matrix.range(first, matrix.elements() - first);
+        };
+        on->copy_block(from(y[on], block.y_first), block.y_width, from(x[on], block.x_first), block.x_width, block.rows,
+                       block.columns);
+      });
+    }
+  }
+}
+
 TEST_CASE("cuda: add and scale") {
   if (gpu() == nullptr) return;
   for (const DType dtype : kComputeTypes) {

@@ -84,6 +84,8 @@ class CpuBackend final : public Backend {
   // range.cpp
   void fill(Tensor x, double value) override;
   void copy(Tensor y, Tensor x) override;
+  void copy_block(Tensor y, std::int64_t y_pitch, Tensor x, std::int64_t x_pitch, std::int64_t rows,
+                  std::int64_t columns) override;
   void add(Tensor y, Tensor x, double scale) override;
   void scale(Tensor x, double factor) override;
   void accumulate_sum(Tensor total, Tensor x) override;

@@ -70,6 +70,17 @@ void CpuBackend::copy(Tensor y, Tensor x) {
   });
 }
 
+void CpuBackend::copy_block(Tensor y, std::int64_t y_pitch, Tensor x, std::int64_t x_pitch, std::int64_t rows,
+                            std::int64_t columns) {
+  check_block(y, y_pitch, x, x_pitch, rows, columns);
+  char* const to = static_cast<char*>(y.raw());
+  const char* const from = static_cast<const char*>(x.raw());
+  const std::int64_t size = size_of(x.dtype());
+  parallel_items(rows, columns, [&](std::int64_t row) {
+    std::memcpy(to + row * y_pitch * size, from + row * x_pitch * size, static_cast<std::size_t>(columns * size));
+  });
+}
+
 void CpuBackend::add(Tensor y, Tensor x, double scale) {
   check_same_length(y, x);
   with_float_type(y.dtype(), [&](auto zero) {

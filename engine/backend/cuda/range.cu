@@ -209,6 +209,15 @@ void CudaBackend::fill(Tensor x, double value) {
   });
 }
 
+void CudaBackend::copy_block(Tensor y, std::int64_t y_pitch, Tensor x, std::int64_t x_pitch, std::int64_t rows,
+                             std::int64_t columns) {
+  check_block(y, y_pitch, x, x_pitch, rows, columns);
+  if (rows == 0 || columns == 0) return;
+  const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements * size_of(x.dtype())); };
+  PDL_CUDA(cudaMemcpy2DAsync(y.raw(), bytes(y_pitch), x.raw(), bytes(x_pitch), bytes(columns),
+                             static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, stream_));
+}
+
 void CudaBackend::copy(Tensor y, Tensor x) {
   using namespace cuda;
   check_same_length(y, x);

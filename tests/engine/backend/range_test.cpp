@@ -77,6 +77,39 @@ TEST_CASE("copy keeps bits between equal types and rounds once between others") 
   CHECK_THROWS_AS(cpu.backend->copy(x, integers), Error);
 }
 
+TEST_CASE("copy_block moves columns of one matrix into another and touches nothing else") {
+  const CpuUnderTest cpu;
+  struct Block {
+    std::int64_t rows, columns, x_width, x_first, y_width, y_first;
+  };
+  for (const Block& block : {Block{3, 2, 5, 1, 4, 2}, Block{1, 7, 7, 0, 7, 0}, Block{4, 0, 3, 1, 2, 1},
+                             Block{300, 200, 501, 300, 200, 0}, Block{2, 3, 3, 0, 9, 6}}) {
+    INFO(block.rows << " x " << block.columns);
+    const OwnedTensor x = random_tensor(DType::fp32, {block.rows, block.x_width}, 1);
+    OwnedTensor y = random_tensor(DType::fp32, {block.rows, block.y_width}, 2);
+    Values expected = y.values();
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      for (std::int64_t c = 0; c < block.columns; ++c) {
+        expected[static_cast<std::size_t>(r * block.y_width + block.y_first + c)] =
+            x.get(r * block.x_width + block.x_first + c);
+      }
+    }
+    const auto from = [](const Tensor& matrix, std::int64_t first) {
+      return matrix.range(first, matrix.elements() - first);
+    };
+    cpu.backend->copy_block(from(y, block.y_first), block.y_width, from(x, block.x_first), block.x_width, block.rows,
+                            block.columns);
+    CHECK((y.values() == expected));
+    CHECK(y.guards_intact());
+  }
+  OwnedTensor y(DType::fp32, {4, 3});
+  const OwnedTensor x = random_tensor(DType::fp32, {4, 3}, 1), wide = random_tensor(DType::fp64, {4, 3}, 1);
+  CHECK_THROWS_AS(cpu.backend->copy_block(y, 3, wide, 3, 4, 3), Error);
+  CHECK_THROWS_AS(cpu.backend->copy_block(y, 2, x, 3, 4, 3), Error);
+  CHECK_THROWS_AS(cpu.backend->copy_block(y, 3, x, 4, 4, 3), Error);
+  CHECK_THROWS_AS(cpu.backend->copy_block(y, 3, x, 3, 5, 3), Error);
+}
+
 TEST_CASE("add and scale") {
   const CpuUnderTest cpu;
   for (const DType dtype : {DType::fp64, DType::fp32}) {
