@@ -44,6 +44,8 @@ class CpuStopwatch final : public Stopwatch {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
   }
   double seconds(std::int64_t from, std::int64_t to) override { return static_cast<double>(to - from) / 1e9; }
+  void anchor() override {}
+  double host_s(std::int64_t mark) override { return static_cast<double>(mark) / 1e9; }
 };
 
 class CpuDevice final : public Device {
@@ -61,7 +63,7 @@ class CpuDevice final : public Device {
   DeviceInfo info() const override { return info_; }
   Stream& compute_stream() override { return stream_; }
   std::unique_ptr<Stream> make_stream(bool) override { return std::make_unique<CpuStream>(); }
-  std::unique_ptr<Stopwatch> make_stopwatch() override { return std::make_unique<CpuStopwatch>(); }
+  std::unique_ptr<Stopwatch> make_stopwatch(Stream&) override { return std::make_unique<CpuStopwatch>(); }
   std::int64_t used_bytes() const override { return resident_bytes(); }
 
   void copy(void* destination, const void* source, std::int64_t bytes, Stream&) override {

@@ -1,11 +1,13 @@
 #include "engine/device/cuda_device.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <optional>
 #include <vector>
 
 #include "engine/device/cuda_nvml.h"
+#include "engine/device/cuda_profiling.h"
 
 namespace pdl {
 namespace {
@@ -136,8 +138,29 @@ class CudaStopwatch final : public Stopwatch {
     return times_s_[slot(to)] - times_s_[slot(from)];
   }
 
+  void anchor() override {
+    PDL_CUDA(cudaStreamSynchronize(stream_));
+    const double before_s = steady_seconds();
+    const std::int64_t now = mark();
+    PDL_CUDA(cudaEventSynchronize(events_[slot(now)]));
+    anchor_host_s_ = 0.5 * (before_s + steady_seconds());
+    read_times(now);
+    anchor_time_s_ = times_s_[slot(now)];
+    anchored_ = true;
+  }
+
+  double host_s(std::int64_t mark) override {
+    PDL_CHECK(anchored_, "a mark on the host's clock without an anchor");
+    PDL_CHECK(mark < marks_ && mark >= std::max<std::int64_t>(0, marks_ - kRemembered), "mark ", mark, " of ", marks_);
+    read_times(mark);
+    return anchor_host_s_ + times_s_[slot(mark)] - anchor_time_s_;
+  }
+
  private:
   static std::size_t slot(std::int64_t mark) { return static_cast<std::size_t>(mark % kRemembered); }
+  static double steady_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
 
   /// Up to and including mark `last`; earlier ones have passed when it has.
   void read_times(std::int64_t last) {
@@ -155,6 +178,9 @@ class CudaStopwatch final : public Stopwatch {
   std::vector<cudaEvent_t> events_;
   std::vector<double> times_s_;
   std::int64_t marks_ = 0, timed_ = 0;  // made; of these, read
+  // One moment on both clocks: the host's, and that of times_s_.
+  double anchor_host_s_ = 0.0, anchor_time_s_ = 0.0;
+  bool anchored_ = false;
 };
 
 std::string uuid_text(const cudaUUID_t& uuid) {
@@ -242,8 +268,8 @@ class CudaDevice final : public Device {
   std::unique_ptr<Stream> make_stream(bool high_priority) override {
     return std::make_unique<CudaStream>(high_priority);
   }
-  std::unique_ptr<Stopwatch> make_stopwatch() override {
-    return std::make_unique<CudaStopwatch>(native_stream(compute_));
+  std::unique_ptr<Stopwatch> make_stopwatch(Stream& stream) override {
+    return std::make_unique<CudaStopwatch>(native_stream(stream));
   }
   std::int64_t used_bytes() const override {
     std::size_t available = 0, total = 0;
@@ -254,6 +280,11 @@ class CudaDevice final : public Device {
     if (!nvml_) nvml_.emplace(info_.uuid);
     return nvml_->state();
   }
+  bool name_ranges() override {
+    name_ranges_to(make_nvtx_ranges());
+    return ranges() != nullptr;
+  }
+  std::unique_ptr<ActivityLog> log_activity() override { return make_cupti_log(); }
 
   void reserve(std::int64_t bytes) override { arena_.reserve(bytes + Arena::kSlack); }
   void copy(void* destination, const void* source, std::int64_t bytes, Stream& stream) override {

@@ -10,9 +10,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "engine/device/device_state.h"
 #include "engine/device/memory_tracker.h"
+#include "engine/device/profiling.h"
+#include "engine/device/stopwatch.h"
 #include "engine/tensor/tensor.h"
 
 namespace pdl {
@@ -49,19 +52,6 @@ class Stream {
   /// What `work` queues on this stream is recorded, not done. `work` must not wait on the host.
   virtual std::unique_ptr<Recording> record_work(const std::function<void()>& work);
   virtual void replay(const Recording& recording);
-};
-
-/// Measures when the compute stream reaches points in its order of work, without stopping it or the host.
-class Stopwatch {
- public:
-  /// How many marks back `seconds` still knows about.
-  static constexpr std::int64_t kRemembered = 4096;
-
-  virtual ~Stopwatch() = default;
-  /// The moment when all that is queued so far is done. Later marks have no smaller numbers.
-  virtual std::int64_t mark() = 0;
-  /// Time between two of the latest `kRemembered` marks, `from` not after `to`. The host waits until both have passed.
-  virtual double seconds(std::int64_t from, std::int64_t to) = 0;
 };
 
 /// Memory of one device, given back when destroyed. Move-only. Starts zeroed.
@@ -132,8 +122,9 @@ class Device {
   virtual DeviceInfo info() const = 0;
   virtual Stream& compute_stream() = 0;
   virtual std::unique_ptr<Stream> make_stream(bool high_priority) = 0;
-  /// Of the compute stream.
-  virtual std::unique_ptr<Stopwatch> make_stopwatch() = 0;
+  /// Of `stream`, which outlives the stopwatch's last mark.
+  virtual std::unique_ptr<Stopwatch> make_stopwatch(Stream& stream) = 0;
+  std::unique_ptr<Stopwatch> make_stopwatch() { return make_stopwatch(compute_stream()); }
   /// Copies in stream order; either side may be host memory.
   /// Pageable host memory may be changed as soon as the call returns; a HostBuffer only after the stream has come here.
   virtual void copy(void* destination, const void* source, std::int64_t bytes, Stream& stream) = 0;
@@ -142,6 +133,14 @@ class Device {
   virtual std::int64_t used_bytes() const = 0;
   /// Clock, power and temperature, when the driver says. Takes milliseconds: not for the middle of a step.
   virtual DeviceState state() { return {}; }
+
+  /// Who hears the names of ranges; null: nobody.
+  RangeListener* ranges() const { return ranges_.get(); }
+  void name_ranges_to(std::unique_ptr<RangeListener> listener) { ranges_ = std::move(listener); }
+  /// From now on ranges are named to the vendor's profiler; false when the build has none for this device.
+  virtual bool name_ranges() { return false; }
+  /// Null, after a line on stderr where one could be expected, when the device's activity cannot be seen.
+  virtual std::unique_ptr<ActivityLog> log_activity() { return nullptr; }
 
   /// Foretells what will be allocated in all, in a few hundred buffers at most: a device that can takes it from the
   /// system in one piece. Without it, or beyond it, buffers are taken one by one.
@@ -172,6 +171,7 @@ class Device {
   void release(void* data, std::int64_t bytes, MemoryKind kind) noexcept;
 
   MemoryTracker memory_;
+  std::unique_ptr<RangeListener> ranges_;
   std::int64_t memory_limit_bytes_ = 0, library_bytes_ = 0;
   bool sealed_ = false;
 };

@@ -27,6 +27,8 @@ class FunctionStopwatch final : public Stopwatch {
     return marks_++;
   }
   double seconds(std::int64_t from, std::int64_t to) override { return times_s_[slot(to)] - times_s_[slot(from)]; }
+  void anchor() override {}
+  double host_s(std::int64_t mark) override { return times_s_[slot(mark)]; }
 
  private:
   static std::size_t slot(std::int64_t mark) { return static_cast<std::size_t>(mark % kRemembered); }

@@ -49,7 +49,7 @@ ARROWS = {
 
 # header -> paths that may include it
 EXTERNAL = (
-    (r"(cuda.*|cublas.*|cudnn.*|curand.*|nvtx3/.*|nvToolsExt.*|cub/.*|thrust/.*|cooperative_groups.*|mma\.h)",
+    (r"(cuda.*|cupti.*|cublas.*|cudnn.*|curand.*|nvtx3/.*|nvToolsExt.*|cub/.*|thrust/.*|cooperative_groups.*|mma\.h)",
      r"engine/device/cuda_[^/]*|engine/backend/cuda/.*|parallel/comm/nccl_[^/]*"),
     (r"nccl\.h", r"parallel/comm/nccl_[^/]*"),
     (r"mpi\.h", r"parallel/comm/.*|cli/main\.cpp"),
@@ -62,7 +62,7 @@ EXTERNAL = (
     (r"pdl_build_info\.h", r"cli/.*|engine/record/.*"),
     # the compiler's and the system's own
     (r"[a-z_0-9]+", r".*"),
-    (r"(assert|ctype|errno|fcntl|immintrin|limits|netdb|poll|pthread|sched|signal|stddef|stdint|stdio|stdlib|string|strings|time"
+    (r"(assert|ctype|cxxabi|errno|fcntl|immintrin|limits|netdb|poll|pthread|sched|signal|stddef|stdint|stdio|stdlib|string|strings|time"
      r"|unistd|dlfcn|dirent|glob|cpuid|linux/[a-z_]+|sys/[a-z_]+|arpa/inet|netinet/in)\.h", r".*"),
 )
 

@@ -1,7 +1,8 @@
-// The CUDA device's clock and what its driver says.
+// The CUDA device's clocks, what its driver says, and what it tells profilers.
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <vector>
 
 #include "engine/device/cuda_nvml.h"
@@ -106,6 +107,120 @@ TEST_CASE("reserved memory is cut into buffers, and more is there beyond it") {
     CHECK(device->memory().current().total() == 8 * kPiece - 8 * 28);
   }
   CHECK(device->memory().current().total() == 0);
+}
+
+TEST_CASE("marks of any stream can be brought to the host's clock") {
+  if (gpu() == nullptr) return;
+  Device& device = *gpu()->device;
+  const auto stream = device.make_stream(true);
+  constexpr std::int64_t kBytes = 256 << 20;
+  const Buffer from = device.allocate(kBytes, MemoryKind::workspace),
+               to = device.allocate(kBytes, MemoryKind::workspace);
+  const auto other = device.make_stopwatch(*stream), compute = device.make_stopwatch();
+  CHECK_THROWS_AS(compute->host_s(compute->mark()), Error);  // no anchor yet
+  other->anchor();
+  compute->anchor();
+  const auto host_s = [] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  };
+  const double before_s = host_s();
+  const std::int64_t first = other->mark();
+  for (int i = 0; i < 20; ++i) device.copy(to.raw(), from.raw(), kBytes, *stream);
+  const std::int64_t last = other->mark();
+  const auto done = stream->make_event();
+  stream->record(*done);
+  device.compute_stream().wait(*done);
+  const std::int64_t behind = compute->mark();
+  device.compute_stream().synchronize();
+  const double after_s = host_s();
+  constexpr double kSlack_s = 200e-6;
+  CHECK(other->host_s(first) > before_s - kSlack_s);
+  CHECK(other->host_s(last) < after_s + kSlack_s);
+  CHECK(other->host_s(last) - other->host_s(first) == Approx(other->seconds(first, last)));
+  CHECK(compute->host_s(behind) > other->host_s(last) - kSlack_s);  // it waited for the other stream
+  CHECK(compute->host_s(behind) < other->host_s(last) + 0.01);
+}
+
+TEST_CASE("the log of activity holds kernels and copies at the time when they ran") {
+  if (gpu() == nullptr) return;
+  Device& device = *gpu()->device;
+  Stream& stream = device.compute_stream();
+  const Buffer memory = device.allocate(64 << 20, MemoryKind::workspace);
+  const Tensor tensor = memory.tensor(DType::fp32, Shape{16 << 20});
+  std::vector<float> host(1 << 20, 1.0F);
+  const auto stopwatch = device.make_stopwatch();
+  for (int again = 0; again < 2; ++again) {
+    gpu()->fast->fill(tensor, 3.0);  // outside of the log
+    stopwatch->anchor();
+    const auto log = device.log_activity();
+    if (!log) {
+      WARN("no CUPTI: not tested");
+      return;
+    }
+    gpu()->fast->fill(tensor, 4.0);
+    stream.synchronize();
+    log->restart();  // forgets the fill
+    const std::int64_t first = stopwatch->mark();
+    gpu()->fast->scale(tensor, 2.0);
+    device.copy(tensor.raw(), host.data(), 4 << 20, stream);
+    const std::int64_t last = stopwatch->mark();
+    const std::vector<DeviceActivity> found = log->finish();
+    gpu()->fast->scale(tensor, 2.0);
+    int kernels = 0, copies = 0;
+    for (const DeviceActivity& activity : found) {
+      INFO(activity.name);
+      kernels += activity.bytes == 0;
+      copies += activity.name == "copy from the host";
+      if (activity.name == "copy from the host") CHECK(activity.bytes > 0);
+      CHECK(activity.end_s >= activity.begin_s);
+      constexpr double kSlack_s = 500e-6;
+      CHECK(activity.begin_s > stopwatch->host_s(first) - kSlack_s);
+      CHECK(activity.end_s < stopwatch->host_s(last) + kSlack_s);
+    }
+    CHECK(kernels == 1);
+    CHECK(copies >= 1);
+  }
+}
+
+TEST_CASE("replayed work is in the log when it was recorded while one was kept") {
+  if (gpu() == nullptr) return;
+  Device& device = *gpu()->device;
+  Stream& stream = device.compute_stream();
+  const auto log = device.log_activity();
+  if (!log) {
+    WARN("no CUPTI: not tested");
+    return;
+  }
+  const std::unique_ptr<Backend> backend = make_backend(device, {});
+  backend->set_stream(stream);
+  DeviceTensor values(DType::fp32, {1000});
+  values.set(Values(1000, 1.0));
+  const auto recording = stream.record_work([&] {
+    backend->scale(values.tensor(), 2.0);
+    backend->scale(values.tensor(), 3.0);
+  });
+  stream.replay(*recording);  // the first one uploads it
+  stream.synchronize();
+  log->restart();
+  stream.replay(*recording);
+  std::int64_t kernels = 0;
+  for (const DeviceActivity& activity : log->finish()) kernels += activity.bytes == 0;
+  CHECK(kernels == 2);
+}
+
+TEST_CASE("ranges are named to NVTX, whether a profiler listens or not") {
+  if (gpu() == nullptr) return;
+  Device& device = *gpu()->device;
+  if (!device.name_ranges()) {
+    WARN("no NVTX in this build: not tested");
+    return;
+  }
+  {
+    const NamedRange outer(device.ranges(), [] { return std::string("outer"); });
+    const NamedRange inner(device.ranges(), [] { return std::string(1000, 'x'); });
+  }
+  device.name_ranges_to(nullptr);
+  CHECK(device.ranges() == nullptr);
 }
 
 TEST_CASE("used memory follows what is allocated, and the driver agrees") {

@@ -25,7 +25,13 @@ class LateWatch final : public Stopwatch {
     latest_read = std::max(latest_read, to);
     return times_.at(static_cast<std::size_t>(to)) - times_.at(static_cast<std::size_t>(from));
   }
+  void anchor() override { anchored = true; }
+  double host_s(std::int64_t mark) override {
+    REQUIRE(anchored);
+    return 5000.0 + times_.at(static_cast<std::size_t>(mark));
+  }
   std::int64_t marks() const { return static_cast<std::int64_t>(times_.size()); }
+  bool anchored = false;
   std::int64_t latest_read = -1;
 
  private:
