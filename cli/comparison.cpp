@@ -44,6 +44,7 @@ Outcome train_for_comparison(Experiment& experiment, int steps) {
   Outcome outcome;
   experiment.device->reserve(experiment.engine->predict().memory.total());
   experiment.engine->prepare();
+  experiment.silent = experiment.config.measure.without_communication;
   LossList losses(outcome.losses);
   const EpochPlan plan(experiment.data.train->size(), training.global_batch, training.seed, 0, true, training.drop_last,
                        steps);

@@ -94,7 +94,10 @@ MeasureOptions read_measure(const ConfigReader& reader) {
   measure.max_eval_steps =
       reader.get<std::int64_t>("max_eval_steps", 0, "validation steps; 0: the whole split", {0, 1e12});
   measure.evaluate = reader.get("evaluate", true, "evaluate on the validation split after each epoch");
-  measure.raw_steps = reader.get("raw_steps", false, "write every step's time to steps.csv");
+  measure.raw_steps = reader.get("raw_steps", false, "write every step's times to steps.csv");
+  measure.without_communication =
+      reader.get("without_communication", false,
+                 "exchange nothing after the set-up: times show what communication costs, results are invalid");
   return measure;
 }
 

@@ -17,7 +17,8 @@ struct MeasureOptions {
   std::int64_t max_steps_per_epoch = 0;  ///< 0: whole epochs; else the epoch's time is extrapolated
   std::int64_t max_eval_steps = 0;       ///< 0: the whole validation split
   bool evaluate = true;
-  bool raw_steps = false;  ///< steps.csv with every step's time
+  bool raw_steps = false;              ///< steps.csv with every step's time
+  bool without_communication = false;  ///< train without exchanging anything: for times only
 };
 
 /// What a rank may use, the "limits" block.

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "parallel/comm/self_communicator.h"
+#include "parallel/comm/silent_communicator.h"
 
 namespace pdl {
 namespace {
@@ -76,6 +77,17 @@ CommOptions comm_options(const ExperimentConfig& config) {
   return {.kind = config.comm, .deterministic = config.training.deterministic, .timeout_s = config.limits.timeout_s};
 }
 
+/// What is not sent is not counted: the silent communicator comes last.
+void connect(Experiment& experiment, World& world) {
+  Device& device = *experiment.device;
+  experiment.ledger.measure_on(device);
+  experiment.communicator =
+      make_counting_communicator(world.make_communicator(device, comm_options(experiment.config)), experiment.ledger);
+  if (experiment.config.measure.without_communication) {
+    experiment.communicator = make_silent_communicator(std::move(experiment.communicator), device, experiment.silent);
+  }
+}
+
 }  // namespace
 
 int threads_per_rank(const LimitOptions& limits, const RankInfo& rank) {
@@ -102,8 +114,7 @@ std::unique_ptr<Experiment> make_experiment(World& world, const std::string& pat
   experiment->data = open_datasets(config.data, config.model, config.training.seed);
   check_sizes(*experiment, rank.size);
   experiment->model = make_model(config.model, experiment->data.train->info().classes);
-  experiment->communicator = make_counting_communicator(
-      world.make_communicator(*experiment->device, comm_options(config)), experiment->ledger);
+  connect(*experiment, world);
   build_engine(*experiment, [&world] { return world.stop_requested(); });
   return experiment;
 }

@@ -19,6 +19,7 @@ struct Experiment {
   DatasetPair data;
   ModelDescription model;
   CommLedger ledger;
+  bool silent = false;  ///< set after `prepare` when measure.without_communication asks for it
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<EngineContext> context;
   std::unique_ptr<Engine> engine;

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "engine/base/log.h"
+#include "engine/record/recorder.h"
 
 namespace pdl {
 namespace {
@@ -12,15 +13,10 @@ constexpr double kLogInterval_s = 5.0;
 
 }  // namespace
 
-Progress::Progress(PhaseClock& clock, bool speaks, std::int64_t epochs)
-    : clock_(clock),
-      speaks_(speaks),
-      redraws_(stderr_is_terminal()),
-      epochs_(epochs),
-      last_s_(PhaseClock::steady_seconds()) {}
+Progress::Progress(bool speaks, std::int64_t epochs)
+    : speaks_(speaks), redraws_(stderr_is_terminal()), epochs_(epochs), last_s_(PhaseClock::steady_seconds()) {}
 
 void Progress::step_end(const StepReport& report) {
-  clock_.step_end(report);
   if (report.skipped) ++skipped_;
   if (!speaks_) return;
   const double now_s = PhaseClock::steady_seconds();

@@ -46,7 +46,7 @@ class SynchronousEngine final : public Engine {
 
   void prepare() override {
     // A group of its own keeps these few bytes apart from the training traffic in every count.
-    control_ = context_.world.split(0, context_.world.rank(), "control");
+    control_ = context_.world.split(0, context_.world.rank(), kControlAxis);
     memory_ = context_.device.allocate(kAgreementBytes + kTextBytes, MemoryKind::communication);
     method_->prepare();
   }

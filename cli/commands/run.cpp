@@ -12,6 +12,7 @@
 #include "cli/memory_advice.h"
 #include "cli/progress.h"
 #include "cli/run_facts.h"
+#include "engine/record/recorder.h"
 #include "engine/record/run_writer.h"
 
 namespace pdl {
@@ -27,8 +28,10 @@ class Run {
         experiment_(make_experiment(world, args.config, args.overrides)),
         directory_(args.out.empty() ? "results/" + experiment_->config.name : args.out),
         identity_{experiment_->document->effective_hash(), data_identity(experiment_->data)},
-        clock_(experiment_->config.measure.warmup_steps, experiment_->device->make_stopwatch()),
-        progress_(clock_, first_rank_, experiment_->config.training.epochs) {}
+        measure_(experiment_->config.measure),
+        clock_(measure_.warmup_steps, experiment_->device->make_stopwatch()),
+        progress_(first_rank_, experiment_->config.training.epochs),
+        observers_({&progress_, &clock_, &experiment_->ledger}) {}
 
   int execute() {
     start();
@@ -61,8 +64,10 @@ class Run {
   std::string directory_;
   CheckpointIdentity identity_;
   std::unique_ptr<RunWriter> writer_;  ///< rank 0 only
+  const MeasureOptions& measure_;
   PhaseClock clock_;
   Progress progress_;
+  Observers observers_;
   MemoryByKind predicted_;
   std::int64_t first_epoch_ = 0;
   double elapsed_before_s_ = 0.0, start_s_ = 0.0, epoch_start_s_ = 0.0;
@@ -100,6 +105,7 @@ void Run::start() {
   experiment_->device->reserve(predicted_.total());
   experiment_->engine->prepare();
   if (args_.resume) load_checkpoint(world_, *experiment_->device, *experiment_->engine, directory_, identity_);
+  experiment_->silent = measure_.without_communication;
   start_s_ = PhaseClock::steady_seconds();
 }
 
@@ -151,8 +157,9 @@ void Run::train() {
     epoch_start_s_ = PhaseClock::steady_seconds();
     clock_.epoch_begin();
     experiment_->ledger.take();
+    experiment_->ledger.take_steps();
     experiment_->device->memory().reset_peak();
-    const PassResult trained = experiment_->engine->run_epoch(plan, progress_);
+    const PassResult trained = experiment_->engine->run_epoch(plan, observers_);
     progress_.epoch_end();
     stopped_ = trained.stopped;
     if (stopped_) return;
@@ -194,6 +201,7 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
     mine.comm[operation] = {
         .calls = count.calls, .bytes = count.bytes, .busy_s = count.busy_s, .exposed_s = count.exposed_s};
   }
+  for (const double exposed_s : experiment_->ledger.take_steps()) mine.step_exposed_ms.push_back(1000.0 * exposed_s);
   mine.memory_peak = experiment_->device->memory().peak();
   mine.memory_peak_total = experiment_->device->memory().peak_total();
   mine.memory_predicted = predicted_;
@@ -228,7 +236,7 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   const std::vector<RankEpoch> ranks = gather(std::move(mine));
   if (!first_rank_) return;
   last_ = merge(ranks, facts);
-  if (experiment_->config.measure.raw_steps) writer_->steps(facts.epoch, slowest_step_ms(ranks));
+  if (measure_.raw_steps) writer_->steps(facts.epoch, slowest_step_ms(ranks), mean_exposed_ms(ranks));
   writer_->epoch(last_);
   print_epoch(last_);
 }
@@ -266,25 +274,30 @@ void Run::print_epoch(const EpochRecord& record) const {
 }
 
 int Run::finish() {
-  const RankInfo& rank = world_.info();
   collect_end_states(world_, device_state_, ranks_);
-  if (first_rank_) {
-    writer_->ranks(ranks_);
-    writer_->finish(stopped_ ? RunStatus::interrupted : RunStatus::success, stopped_ ? "stopped on request" : "");
-    if (stopped_) {
-      std::fprintf(stderr, "stopped on request; continue with --resume --out %s\n", directory_.c_str());
-      std::printf("RESULT INVALID reason=interrupted engine=%s ranks=%d out=%s\n",
-                  experiment_->config.engine->name.c_str(), rank.size, directory_.c_str());
-    } else {
-      std::printf(
-          "RESULT VALID engine=%s ranks=%d epochs=%lld epoch_s=%.4g step_ms=%.4g train_loss=%.6f val_loss=%.6f %s=%.6g "
-          "out=%s\n",
-          experiment_->config.engine->name.c_str(), rank.size,
-          static_cast<long long>(experiment_->config.training.epochs), last_.epoch_s, last_.step_ms.median,
-          last_.train_loss, last_.val_loss, last_.val_metric_name.c_str(), last_.val_metric, directory_.c_str());
-    }
-    std::fflush(stdout);
+  if (!first_rank_) return stopped_ ? static_cast<int>(ExitCode::interrupted) : 0;
+  writer_->ranks(ranks_);
+  const std::string engine = experiment_->config.engine->name;
+  const int ranks = world_.info().size;
+  if (stopped_) {
+    writer_->finish(RunStatus::interrupted, "stopped on request");
+    std::fprintf(stderr, "stopped on request; continue with --resume --out %s\n", directory_.c_str());
+    std::printf("RESULT INVALID reason=interrupted engine=%s ranks=%d out=%s\n", engine.c_str(), ranks,
+                directory_.c_str());
+  } else if (measure_.without_communication) {
+    writer_->finish(RunStatus::benchmark, "measure.without_communication: nothing was exchanged; only times count");
+    std::printf("RESULT INVALID reason=without_communication engine=%s ranks=%d step_ms=%.4g out=%s\n", engine.c_str(),
+                ranks, last_.step_ms.median, directory_.c_str());
+  } else {
+    writer_->finish(RunStatus::success, "");
+    std::printf(
+        "RESULT VALID engine=%s ranks=%d epochs=%lld epoch_s=%.4g step_ms=%.4g train_loss=%.6f val_loss=%.6f %s=%.6g "
+        "out=%s\n",
+        engine.c_str(), ranks, static_cast<long long>(experiment_->config.training.epochs), last_.epoch_s,
+        last_.step_ms.median, last_.train_loss, last_.val_loss, last_.val_metric_name.c_str(), last_.val_metric,
+        directory_.c_str());
   }
+  std::fflush(stdout);
   return stopped_ ? static_cast<int>(ExitCode::interrupted) : 0;
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "engine/base/error.h"
@@ -18,6 +19,19 @@ Json number(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   return value;
+}
+
+/// null for what is absent; drop_absent takes it out again.
+Json optional_number(const std::optional<double>& value) { return value ? number(*value) : Json(); }
+
+void drop_absent(Json& object) {
+  for (auto field = object.begin(); field != object.end();) {
+    if (field->is_null()) {
+      field = object.erase(field);
+    } else {
+      ++field;
+    }
+  }
 }
 
 /// Byte counts are whole numbers even as means over ranks.
@@ -76,12 +90,12 @@ Json embedded(const std::string& text) {
 }
 
 Json device_state(const DeviceState& state) {
-  Json json = Json::object();
-  if (state.sm_clock_mhz) json["sm_clock_mhz"] = number(*state.sm_clock_mhz);
-  if (state.power_w) json["power_w"] = number(*state.power_w);
-  if (state.temperature_c) json["temperature_c"] = number(*state.temperature_c);
-  if (state.throttle) json["throttle"] = *state.throttle;
-  if (state.memory_used_bytes) json["memory_used_bytes"] = *state.memory_used_bytes;
+  Json json = {{"sm_clock_mhz", optional_number(state.sm_clock_mhz)},
+               {"power_w", optional_number(state.power_w)},
+               {"temperature_c", optional_number(state.temperature_c)},
+               {"throttle", state.throttle ? Json(*state.throttle) : Json()},
+               {"memory_used_bytes", state.memory_used_bytes ? Json(*state.memory_used_bytes) : Json()}};
+  drop_absent(json);
   return json;
 }
 
@@ -148,6 +162,9 @@ class Fields {
     if (value == "inf") return std::numeric_limits<double>::infinity();
     if (value == "-inf") return -std::numeric_limits<double>::infinity();
     wrong(named(key), "is no number");
+  }
+  std::optional<double> optional_real(const std::string& key) const {
+    return has(key) ? std::optional(real(key)) : std::nullopt;
   }
   std::int64_t integer(const std::string& key) const {
     if (!at(key).is_number_integer()) wrong(named(key), "is no whole number");
@@ -233,13 +250,14 @@ void read_times(const Fields& fields, EpochRecord& record) {
   record.samples_per_s = fields.real("samples_per_s");
   record.tokens_per_s = fields.real("tokens_per_s");
   record.flops_per_s = fields.real("flops_per_s");
-  if (fields.has("mfu")) record.mfu = fields.real("mfu");
+  record.comm_exposed_step_ms = fields.optional_real("comm_exposed_step_ms");
+  record.mfu = fields.optional_real("mfu");
   record.elapsed_s = fields.real("elapsed_s");
 }
 
 RunStatus status_named(const std::string& name) {
-  for (const RunStatus status :
-       {RunStatus::running, RunStatus::success, RunStatus::failed, RunStatus::diverged, RunStatus::interrupted}) {
+  for (const RunStatus status : {RunStatus::running, RunStatus::success, RunStatus::failed, RunStatus::diverged,
+                                 RunStatus::interrupted, RunStatus::benchmark}) {
     if (name == name_of(status)) return status;
   }
   throw Error(str("unknown status \"", name, "\""), ExitCode::data);
@@ -256,9 +274,9 @@ void read_world(const Fields& world, RunRecord& run) {
 
 DeviceState read_device_state(const Fields& fields) {
   DeviceState state;
-  if (fields.has("sm_clock_mhz")) state.sm_clock_mhz = fields.real("sm_clock_mhz");
-  if (fields.has("power_w")) state.power_w = fields.real("power_w");
-  if (fields.has("temperature_c")) state.temperature_c = fields.real("temperature_c");
+  state.sm_clock_mhz = fields.optional_real("sm_clock_mhz");
+  state.power_w = fields.optional_real("power_w");
+  state.temperature_c = fields.optional_real("temperature_c");
   if (fields.has("throttle")) state.throttle = fields.text("throttle");
   if (fields.has("memory_used_bytes")) state.memory_used_bytes = fields.integer("memory_used_bytes");
   return state;
@@ -315,10 +333,11 @@ std::string to_json_line(const EpochRecord& record) {
         {"p99", number(step.p99)},
         {"min", number(step.min)},
         {"max", number(step.max)}}},
+      {"comm_exposed_step_ms", optional_number(record.comm_exposed_step_ms)},
       {"samples_per_s", number(record.samples_per_s)},
       {"tokens_per_s", number(record.tokens_per_s)},
       {"flops_per_s", number(record.flops_per_s)},
-      {"mfu", number(record.mfu.value_or(0.0))},
+      {"mfu", optional_number(record.mfu)},
       {"train_loss", number(record.train_loss)},
       {"val_loss", number(record.val_loss)},
       {"val_metric", {{"name", record.val_metric_name}, {"value", number(record.val_metric)}}},
@@ -333,7 +352,7 @@ std::string to_json_line(const EpochRecord& record) {
       {"comm", comm(record.comm)},
       {"extrapolated", record.extrapolated},
   };
-  if (!record.mfu) json.erase("mfu");
+  drop_absent(json);
   return dumped(json, -1);
 }
 
@@ -372,7 +391,7 @@ std::string to_json(const RunDocument& document) {
       {"backend", run.backend},
       {"dtype", run.dtype},
       {"flops_formula", run.flops_formula},
-      {"peak_flops_per_s", number(run.peak_flops_per_s.value_or(0.0))},
+      {"peak_flops_per_s", optional_number(run.peak_flops_per_s)},
       {"start_utc", run.start_utc},
       {"end_utc", document.end_utc},
       {"epochs_planned", run.epochs_planned},
@@ -397,7 +416,7 @@ std::string to_json(const RunDocument& document) {
       {"ranks", rank_list(run.ranks)},
       {"resumes", resume_list(document.resumes)},
   };
-  if (!run.peak_flops_per_s) json.erase("peak_flops_per_s");
+  drop_absent(json);
   return dumped(json, 2) + "\n";
 }
 
@@ -418,7 +437,7 @@ RunDocument run_from_json(const std::string& text) {
   run.backend = fields.text("backend");
   run.dtype = fields.text("dtype");
   if (fields.has("flops_formula")) run.flops_formula = fields.text("flops_formula");
-  if (fields.has("peak_flops_per_s")) run.peak_flops_per_s = fields.real("peak_flops_per_s");
+  run.peak_flops_per_s = fields.optional_real("peak_flops_per_s");
   run.start_utc = fields.text("start_utc");
   run.epochs_planned = fields.integer("epochs_planned");
   read_world(fields.section("world"), run);

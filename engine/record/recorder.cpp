@@ -132,24 +132,30 @@ void merge_comm(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
   }
 }
 
+/// Without the first `warmup` entries.
+std::vector<double> after_warmup(std::vector<double> steps, std::int64_t warmup) {
+  steps.erase(steps.begin(), steps.begin() + std::min(warmup, static_cast<std::int64_t>(steps.size())));
+  return steps;
+}
+
 double scaled(double seconds, std::int64_t measured, std::int64_t whole) {
   return measured > 0 && whole > measured ? seconds * static_cast<double>(whole) / static_cast<double>(measured)
                                           : seconds;
 }
 
 void merge_speed(const std::vector<RankEpoch>& ranks, const EpochFacts& facts, EpochRecord& record) {
-  std::vector<double> step_ms = slowest_step_ms(ranks);
-  const auto warmup = static_cast<std::size_t>(ranks.front().warmup_steps);
-  step_ms.erase(step_ms.begin(), step_ms.begin() + static_cast<std::ptrdiff_t>(std::min(warmup, step_ms.size())));
+  const std::vector<double> step_ms = after_warmup(slowest_step_ms(ranks), ranks.front().warmup_steps);
+  const std::vector<double> exposed_ms = after_warmup(mean_exposed_ms(ranks), ranks.front().warmup_steps);
   const double counted_s = std::accumulate(step_ms.begin(), step_ms.end(), 0.0) / kMsPerS;
   const auto counted_steps = static_cast<std::int64_t>(step_ms.size());
   if (counted_s > 0.0) record.samples_per_s = static_cast<double>(ranks.front().counted_samples) / counted_s;
+  record.step_ms = percentiles(step_ms);
+  if (!exposed_ms.empty()) record.comm_exposed_step_ms = percentiles(exposed_ms).median;
   if (facts.samples > 0) {
     record.tokens_per_s = record.samples_per_s * static_cast<double>(facts.tokens) / static_cast<double>(facts.samples);
   }
   record.flops_per_s = record.samples_per_s * facts.flops_per_sample;
   if (facts.peak_flops_per_s) record.mfu = record.flops_per_s / *facts.peak_flops_per_s;
-  record.step_ms = percentiles(std::move(step_ms));
 
   const bool partial_training = facts.full_steps > facts.steps;
   record.extrapolated = partial_training || facts.full_eval_steps > facts.eval_steps;
@@ -245,6 +251,8 @@ std::vector<double> encode(const RankEpoch& epoch) {
   append(numbers, epoch.memory_predicted);
   numbers.push_back(static_cast<double>(epoch.step_ms.size()));
   numbers.insert(numbers.end(), epoch.step_ms.begin(), epoch.step_ms.end());
+  numbers.push_back(static_cast<double>(epoch.step_exposed_ms.size()));
+  numbers.insert(numbers.end(), epoch.step_exposed_ms.begin(), epoch.step_exposed_ms.end());
   numbers.push_back(static_cast<double>(epoch.comm.size()));
   for (const auto& [operation, record] : epoch.comm) {
     numbers.push_back(static_cast<double>(operation.size()));
@@ -271,6 +279,8 @@ RankEpoch decode(std::span<const double> encoded) {
   epoch.memory_predicted = read_memory(numbers);
   epoch.step_ms.resize(numbers.count());
   for (double& milliseconds : epoch.step_ms) milliseconds = numbers.real();
+  epoch.step_exposed_ms.resize(numbers.count());
+  for (double& milliseconds : epoch.step_exposed_ms) milliseconds = numbers.real();
   for (std::size_t operations = numbers.count(); operations > 0; --operations) {
     std::string operation(numbers.count(), ' ');
     for (char& letter : operation) letter = static_cast<char>(numbers.integer());
@@ -292,6 +302,18 @@ std::vector<double> slowest_step_ms(const std::vector<RankEpoch>& ranks) {
     }
   }
   return slowest;
+}
+
+std::vector<double> mean_exposed_ms(const std::vector<RankEpoch>& ranks) {
+  std::vector<double> mean;
+  for (const RankEpoch& rank : ranks) {
+    if (rank.step_exposed_ms.empty()) return {};
+    mean.resize(std::max(mean.size(), rank.step_exposed_ms.size()), 0.0);
+    for (std::size_t step = 0; step < rank.step_exposed_ms.size(); ++step) {
+      mean[step] += rank.step_exposed_ms[step] / static_cast<double>(ranks.size());
+    }
+  }
+  return mean;
 }
 
 EpochRecord merge(const std::vector<RankEpoch>& ranks, const EpochFacts& facts) {

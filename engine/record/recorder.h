@@ -32,6 +32,7 @@ struct RankEpoch {
   double train_s = 0.0;                   ///< from epoch_begin to epoch_end
   std::array<double, kPhases> phase_s{};  ///< they add up to train_s
   std::vector<double> step_ms;            ///< of every step
+  std::vector<double> step_exposed_ms;    ///< of it exposed communication; empty when nobody measured it
   std::int64_t warmup_steps = 0;          ///< how many of them, from the start, do not count
   std::int64_t counted_samples = 0;       ///< global samples of the steps that count
 
@@ -123,7 +124,10 @@ struct EpochFacts {
 /// Merges all ranks' epochs, in rank order. A global step lasts as long as on its slowest rank.
 EpochRecord merge(const std::vector<RankEpoch>& ranks, const EpochFacts& facts);
 
-/// Global step times (ms), warm-up included: the rows of steps.csv.
+/// Global step times (ms), warm-up included: a column of steps.csv.
 std::vector<double> slowest_step_ms(const std::vector<RankEpoch>& ranks);
+/// Exposed communication of each step (ms) as the mean over ranks, warm-up included: the next one. Empty when some rank
+/// has not measured it.
+std::vector<double> mean_exposed_ms(const std::vector<RankEpoch>& ranks);
 
 }  // namespace pdl

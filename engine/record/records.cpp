@@ -18,6 +18,8 @@ std::string_view name_of(RunStatus status) {
       return "diverged";
     case RunStatus::interrupted:
       return "interrupted";
+    case RunStatus::benchmark:
+      return "benchmark";
   }
   return "";
 }

@@ -17,8 +17,8 @@ namespace pdl {
 
 inline constexpr int kSchemaVersion = 1;
 
-/// How a run ended, or that it has not.
-enum class RunStatus { running, success, failed, diverged, interrupted };
+/// How a run ended, or that it has not. A benchmark has ended well but is no result: something was left out on purpose.
+enum class RunStatus { running, success, failed, diverged, interrupted, benchmark };
 std::string_view name_of(RunStatus status);
 
 /// Minimum, mean and maximum over ranks.
@@ -44,7 +44,8 @@ struct EpochRecord {
   double eval_s = 0.0;   ///< of the slowest rank
   Spread train_s, data_s, forward_s, backward_s, comm_exposed_s, optimizer_s;
   double bubble_fraction = 0.0;
-  StepPercentiles step_ms;  ///< of the slowest rank in each step, warm-up steps excluded
+  StepPercentiles step_ms;                     ///< of the slowest rank in each step, warm-up steps excluded
+  std::optional<double> comm_exposed_step_ms;  ///< median step's mean over ranks; empty when not measured
   double samples_per_s = 0.0, tokens_per_s = 0.0, flops_per_s = 0.0;
   std::optional<double> mfu;  ///< flops_per_s over the devices' peak; empty when the peak is not known
   double train_loss = 0.0, val_loss = 0.0;

@@ -26,20 +26,36 @@ std::optional<double> median_over(const std::vector<EpochRecord>& epochs, double
 
 bool ranks_share_an_accelerator(const RunRecord& run) { return run.backend != "cpu" && run.ranks_per_device > 1; }
 
+/// How well the devices were used: of no meaning when ranks take turns on one.
+void add_efficiency(const std::vector<EpochRecord>& epochs, ReportRow& row) {
+  using Epoch = const EpochRecord&;
+  row.mfu = median_over(epochs, [](Epoch epoch) { return epoch.mfu.value_or(0.0); });
+  double train_s = 0.0, exposed_s = 0.0, busy_s = 0.0;
+  std::vector<double> shares;
+  for (const EpochRecord& epoch : epochs) {
+    train_s += epoch.train_s.mean;
+    exposed_s += epoch.comm_exposed_s.mean;
+    for (const auto& [operation, comm] : epoch.comm) busy_s += comm.busy_s;
+    if (epoch.comm_exposed_step_ms && epoch.step_ms.median > 0.0) {
+      shares.push_back(*epoch.comm_exposed_step_ms / epoch.step_ms.median);
+    }
+  }
+  if (!shares.empty()) {
+    row.comm_exposed_share = percentiles(shares).median;
+  } else if (train_s > 0.0) {
+    row.comm_exposed_share = exposed_s / train_s;
+  }
+  if (busy_s > 0.0) row.comm_overlap = std::max(0.0, 1.0 - exposed_s / busy_s);
+}
+
 void add_speed(const StoredRun& run, ReportRow& row) {
   const std::vector<EpochRecord>& epochs = run.epochs;
   row.step_ms = median_over(epochs, [](const EpochRecord& epoch) { return epoch.step_ms.median; });
   row.samples_per_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.samples_per_s; });
   row.tokens_per_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.tokens_per_s; });
-  row.mfu = median_over(epochs, [](const EpochRecord& epoch) { return epoch.mfu.value_or(0.0); });
   row.epoch_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.epoch_s; });
-  double train_s = 0.0, exposed_s = 0.0;
-  for (const EpochRecord& epoch : epochs) {
-    row.extrapolated = row.extrapolated || epoch.extrapolated;
-    train_s += epoch.train_s.mean;
-    exposed_s += epoch.comm_exposed_s.mean;
-  }
-  if (train_s > 0.0 && !ranks_share_an_accelerator(run.document.run)) row.comm_exposed_share = exposed_s / train_s;
+  for (const EpochRecord& epoch : epochs) row.extrapolated = row.extrapolated || epoch.extrapolated;
+  if (!ranks_share_an_accelerator(run.document.run)) add_efficiency(epochs, row);
 }
 
 void add_quality_and_memory(const std::vector<EpochRecord>& epochs, ReportRow& row) {
@@ -94,7 +110,7 @@ const Cells kTableHeader = {"run",        "engine",      "model",     "ranks",  
                             "validation", "peak memory", "predicted", "exposed comm"};
 const std::set<std::string> kNumberColumns = {"ranks",   "epochs",      "step ms",   "speed",       "mfu",
                                               "s/epoch", "peak memory", "predicted", "exposed comm"};
-constexpr std::size_t kMfuColumn = 10;  // left out when no run has it: a CPU's peak is not known
+const std::set<std::string> kRareColumns = {"mfu"};  // left out when no run has it: a CPU's peak is not known
 
 /// The run's name, or its directory when several runs have the same name.
 std::string run_cell(const Report& report, const ReportRow& row) {
@@ -138,18 +154,25 @@ std::string table_line(const Cells& cells, const Cells& header, const std::vecto
   return line + "\n";
 }
 
+/// Rare columns in which every line has a dash. The first line is the header.
+void drop_empty_columns(std::vector<Cells>& lines) {
+  for (std::size_t column = lines.front().size(); column-- > 0;) {
+    const bool empty =
+        std::all_of(lines.begin() + 1, lines.end(), [column](const Cells& l) { return l[column] == "-"; });
+    if (!empty || kRareColumns.count(lines.front()[column]) == 0) continue;
+    for (Cells& cells : lines) cells.erase(cells.begin() + static_cast<std::ptrdiff_t>(column));
+  }
+}
+
 std::string format_table(const Report& report) {
   std::vector<Cells> lines = {kTableHeader};
-  bool synthetic = false, extrapolated = false, mfu = false;
+  bool synthetic = false, extrapolated = false;
   for (const ReportRow& row : report.rows) {
     lines.push_back(table_cells(report, row));
     synthetic = synthetic || row.synthetic_data;
     extrapolated = extrapolated || (row.extrapolated && row.epoch_s);
-    mfu = mfu || row.mfu;
   }
-  if (!mfu) {
-    for (Cells& cells : lines) cells.erase(cells.begin() + kMfuColumn);
-  }
+  drop_empty_columns(lines);
   std::vector<std::size_t> widths(lines.front().size(), 0);
   for (const Cells& cells : lines) {
     for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], width_of(cells[i]));
@@ -206,7 +229,8 @@ std::vector<Field> fields_of(const ReportRow& row) {
           number_field("memory_predicted_bytes", row.memory_predicted_bytes),
           number_field("device_memory_used_bytes", row.device_memory_used_bytes),
           number_field("library_bytes", row.library_bytes),
-          number_field("comm_exposed_share", row.comm_exposed_share)};
+          number_field("comm_exposed_share", row.comm_exposed_share),
+          number_field("comm_overlap", row.comm_overlap)};
 }
 
 /// RFC 4180: quotes only where they are needed.
@@ -278,6 +302,7 @@ ReportRow summarize(const StoredRun& run) {
       return row;
     }
   }
+  if (document.status == RunStatus::benchmark) return row;  // its validation means nothing either
   add_quality_and_memory(run.epochs, row);
   return row;
 }

@@ -22,13 +22,15 @@ struct ReportRow {
   std::string reason;
   std::optional<double> step_ms;                               ///< median over epochs of their median steps
   std::optional<double> samples_per_s, tokens_per_s, epoch_s;  ///< medians over epochs; tokens only for text
-  std::optional<double> mfu;                                   ///< median over epochs; only where the peak is known
-  bool extrapolated = false;                                   ///< epoch_s, in some epoch
+  std::optional<double> mfu;  ///< likewise, where the peak is known; withheld when ranks share an accelerator
+  bool extrapolated = false;  ///< epoch_s, in some epoch
   std::string val_metric_name;
   std::optional<double> val_metric;                                 ///< of the last epoch
   std::optional<double> memory_peak_bytes, memory_predicted_bytes;  ///< total of the fullest rank
   std::optional<double> device_memory_used_bytes, library_bytes;    ///< most of any epoch, of the fullest rank
-  std::optional<double> comm_exposed_share;  ///< of training time; withheld when ranks share an accelerator
+  /// Exposed communication as a part of the median step (of training time in older records), and how much of
+  /// communication was hidden, 1 - exposed / busy; withheld when ranks share an accelerator.
+  std::optional<double> comm_exposed_share, comm_overlap;
 };
 
 struct Report {

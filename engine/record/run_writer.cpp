@@ -18,7 +18,7 @@ constexpr const char* kRunFile = "/run.json";
 constexpr const char* kEpochsFile = "/epochs.jsonl";
 constexpr const char* kStepsFile = "/steps.csv";
 constexpr const char* kLockFile = "/run.lock";
-constexpr const char* kStepsHeader = "epoch,step,step_ms\n";
+constexpr const char* kStepsHeader = "epoch,step,step_ms,comm_exposed_ms\n";
 
 bool holds_more_than_the_lock(const std::string& directory) {
   std::error_code error;
@@ -170,11 +170,14 @@ void RunWriter::epoch(const EpochRecord& record) {
   ++state_->next_epoch;
 }
 
-void RunWriter::steps(std::int64_t epoch, const std::vector<double>& step_ms) {
+void RunWriter::steps(std::int64_t epoch, const std::vector<double>& step_ms, const std::vector<double>& exposed_ms) {
   PDL_CHECK(state_->stage == State::Stage::running, "steps come between begin and finish");
   if (!state_->steps) state_->steps.emplace(directory_ + kStepsFile);
   std::string rows = state_->steps->size() == 0 ? kStepsHeader : "";
-  for (std::size_t i = 0; i < step_ms.size(); ++i) rows += str(epoch, ",", i, ",", json_number(step_ms[i]), "\n");
+  for (std::size_t i = 0; i < step_ms.size(); ++i) {
+    const std::string exposed = i < exposed_ms.size() ? json_number(exposed_ms[i]) : "";
+    rows += str(epoch, ",", i, ",", json_number(step_ms[i]), ",", exposed, "\n");
+  }
   state_->steps->append(rows);
 }
 

@@ -36,8 +36,9 @@ class RunWriter {
   void begin(const RunRecord& run);
   /// On the medium when it returns. Epochs come in order.
   void epoch(const EpochRecord& record);
-  /// Appends raw step times (ms) to steps.csv, on the medium with the next `epoch` or `finish`.
-  void steps(std::int64_t epoch, const std::vector<double>& step_ms);
+  /// Appends raw step times and exposed communication (ms; empty when not measured) to steps.csv, on the medium with
+  /// the next `epoch` or `finish`.
+  void steps(std::int64_t epoch, const std::vector<double>& step_ms, const std::vector<double>& exposed_ms);
   /// The ranks with what is known about them at the end; on the medium with `finish`.
   void ranks(const std::vector<RankRecord>& ranks);
   /// Rewrites run.json with the final status; `reason` is empty for success. Gives the lock back. Call once, last.

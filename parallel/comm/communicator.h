@@ -17,6 +17,9 @@ namespace pdl {
 
 enum class ReduceOp { sum, max, min };
 
+/// The axis of the few bytes by which all ranks agree, after each step, on loss and stopping.
+inline constexpr const char* kControlAxis = "control";
+
 /// An operation in flight. Move-only; destroying one that was not waited for is a bug that a debug build reports.
 class Work {
  public:
@@ -49,6 +52,8 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string transport() const = 0;  ///< "self", "mpi", "nccl"
   virtual std::string axis() const = 0;       ///< which grid axis this group is: "dp", "tp", "pp", "world"
+  /// The stream in which collectives run; null when the host carries them. Messages may run in others.
+  virtual Stream* own_stream() { return nullptr; }
 
   /// In place. Deterministic mode adds contributions in rank order, element by element, on every rank alike; NCCL has
   /// an order of its own, the same in every run of the same ranks on the same machine.

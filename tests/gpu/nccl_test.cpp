@@ -1,6 +1,7 @@
 // The NCCL communicator on one rank: every operation is called, and is a copy. What several ranks compute is in
 // tests/mpi/nccl_test.cpp.
 
+#include "parallel/comm/counting_communicator.h"
 #include "parallel/comm/world.h"
 #include "tests/support/catch.h"
 #include "tests/support/device_testing.h"
@@ -87,6 +88,39 @@ void check_done(Communicator& group) {
   CHECK_THROWS_AS(group.recv(values.tensor(), 1, 0, stream), Error);
 }
 
+/// Waiting at once exposes the operation; computing in between hides it.
+void check_measured(std::unique_ptr<Communicator> group) {
+  Device& device = *gpu()->device;
+  Stream& stream = device.compute_stream();
+  CommLedger ledger;
+  ledger.measure_on(device);
+  const auto counted = make_counting_communicator(std::move(group), ledger);
+  constexpr std::int64_t kMany = 1 << 26;
+  const std::int64_t bytes = kMany * size_of(DType::fp32);
+  const Buffer from = device.allocate(bytes, MemoryKind::workspace), to = device.allocate(bytes, MemoryKind::workspace),
+               other = device.allocate(bytes, MemoryKind::workspace);
+  const Tensor in = from.tensor(DType::fp32, {kMany}), out = to.tensor(DType::fp32, {kMany});
+  counted->all_gather(out, in, stream).wait(stream);  // connects, and loads what it needs
+  ledger.take();
+  constexpr int kTimes = 10;
+  CommCount counts[2];
+  for (const bool hidden : {false, true}) {
+    for (int i = 0; i < kTimes; ++i) {
+      Work work = counted->all_gather(out, in, stream);
+      if (hidden) {
+        for (int copy = 0; copy < 8; ++copy) device.copy(other.raw(), from.raw(), bytes, stream);
+      }
+      work.wait(stream);
+    }
+    counts[hidden] = ledger.take().at("world.all_gather");
+  }
+  const double least_s = kTimes * 2.0 * static_cast<double>(bytes) / 20e12;  // no memory moves 20 TB/s
+  CHECK(counts[0].busy_s > least_s);
+  CHECK(counts[0].exposed_s > 0.5 * counts[0].busy_s);
+  CHECK(counts[1].busy_s > least_s);
+  CHECK(counts[1].exposed_s < 0.2 * counts[1].busy_s);
+}
+
 }  // namespace
 
 // One test case: MPI starts once in a process.
@@ -112,6 +146,8 @@ TEST_CASE("NCCL on one rank") {
     check_done(*group);
     CHECK(group->split(0, 0, "tp")->transport() == "self");
     check_done(*group);
+    CHECK(group->own_stream() != nullptr);
+    check_measured(world->make_communicator(*gpu()->device, {.kind = "nccl", .max_ctas = max_ctas}));
   }
 #else
   CHECK_THROWS_WITH(world->make_communicator(*gpu()->device, {.kind = "nccl"}), ContainsSubstring("not in this build"));

@@ -31,8 +31,8 @@ TEST_CASE("an epoch's line is spelled as documented") {
       line, ContainsSubstring(R"("total":{"min":20971520,"mean":23068672,"max":25165824}},"memory_predicted_bytes":)"));
   CHECK_THAT(line,
              ContainsSubstring(R"("total":29360135},"device_memory_used_bytes":33554432,"library_bytes":4194304)"));
-  CHECK_THAT(
-      line, ContainsSubstring(R"("dp.all_reduce":{"calls":200,"bytes":123456789012345,"busy_s":1.5,"exposed_s":0.5})"));
+  CHECK_THAT(line, ContainsSubstring(
+                       R"("dp.all_reduce":{"calls":200,"bytes":123456789012345,"busy_s":1.4375,"exposed_s":0.5})"));
   CHECK_THAT(line, EndsWith(R"(,"extrapolated":false})"));
 }
 
@@ -40,14 +40,17 @@ TEST_CASE("what is not known is absent, and what older records lack is no mistak
   EpochRecord epoch = sample_epoch(0);
   CHECK_THAT(to_json_line(epoch), ContainsSubstring(R"("flops_per_s":1500000000000.0,"mfu":0.375,"train_loss":)"));
   epoch.mfu.reset();
+  epoch.comm_exposed_step_ms.reset();
   std::string line = to_json_line(epoch);
   CHECK_THAT(line, ContainsSubstring(R"("flops_per_s":1500000000000.0,"train_loss":)"));
+  CHECK(line.find("comm_exposed_step_ms") == std::string::npos);
   for (const std::string later : {R"("library_bytes":4194304,)", R"("loss_scale":32768.0,)", R"("skipped_steps":3,)"}) {
     REQUIRE_THAT(line, ContainsSubstring(later));
     line.erase(line.find(later), later.size());
   }
   const EpochRecord old_epoch = epoch_from_json_line(line);
   CHECK_FALSE(old_epoch.mfu.has_value());
+  CHECK_FALSE(old_epoch.comm_exposed_step_ms.has_value());
   CHECK(old_epoch.library_bytes == 0);
   CHECK(old_epoch.loss_scale == 1.0);
   CHECK(old_epoch.skipped_steps == 0);
@@ -106,6 +109,12 @@ TEST_CASE("a broken line is refused with the name of the field") {
                     ContainsSubstring("99"));
   CHECK_THROWS_AS(epoch_from_json_line(line.substr(0, 200)), Error);
   CHECK_THROWS_AS(epoch_from_json_line("[]"), Error);
+}
+
+TEST_CASE("a run that is no result says so") {
+  RunDocument document{sample_run(1), RunStatus::benchmark, "nothing was exchanged", "2026-02-03T05:05:06Z", 1, {}};
+  CHECK_THAT(to_json(document), ContainsSubstring("\"status\": \"benchmark\","));
+  CHECK(run_from_json(to_json(document)).status == RunStatus::benchmark);
 }
 
 TEST_CASE("run.json survives the way out and back") {

@@ -58,6 +58,7 @@ RankEpoch sample_rank(double scale) {
   epoch.eval_s = 1.0 * scale;
   epoch.phase_s = {0.5 * scale, 3.0 * scale, 5.0 * scale, 0.25 * scale, 0.75 * scale, 0.5 * scale};
   epoch.step_ms = {900.0, 100.0 * scale, 120.0 * scale, 110.0};
+  epoch.step_exposed_ms = {500.0, 10.0 * scale, 15.0 * scale, 12.0};
   epoch.warmup_steps = 1;
   epoch.counted_samples = 96;
   epoch.memory_peak.bytes = {1, 2, 3, 4, 5, 6, 7};
@@ -183,6 +184,7 @@ TEST_CASE("an encoded epoch decodes to itself, padding or not") {
   CHECK(back.eval_s == epoch.eval_s);
   CHECK(back.phase_s == epoch.phase_s);
   CHECK(back.step_ms == epoch.step_ms);
+  CHECK(back.step_exposed_ms == epoch.step_exposed_ms);
   CHECK(back.warmup_steps == 1);
   CHECK(back.counted_samples == 96);
   CHECK(back.memory_peak.bytes == epoch.memory_peak.bytes);
@@ -222,6 +224,8 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   const EpochRecord record = merge(ranks, facts);
 
   CHECK(slowest_step_ms(ranks) == std::vector<double>{900.0, 300.0, 360.0, 110.0});
+  CHECK(mean_exposed_ms(ranks) == std::vector<double>{500.0, 20.0, 30.0, 12.0});
+  CHECK(record.comm_exposed_step_ms == 20.0);  // without the first step, which is warm-up
   CHECK(record.step_ms.median == 300.0);
   CHECK(record.step_ms.max == 360.0);
   CHECK(record.step_ms.min == 110.0);
@@ -252,6 +256,13 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   facts.peak_flops_per_s = 5e12;
   CHECK(merge(ranks, facts).mfu.value() == Approx(1e9 * 96 / 0.77 / 5e12));
   CHECK(record.memory_peak_bytes[6].max == 7.0);
+}
+
+TEST_CASE("a rank that did not measure its exposed communication leaves none") {
+  RankEpoch unmeasured = sample_rank(1.0);
+  unmeasured.step_exposed_ms.clear();
+  CHECK(mean_exposed_ms({sample_rank(1.0), unmeasured}).empty());
+  CHECK_FALSE(merge({sample_rank(1.0), unmeasured}, EpochFacts{}).comm_exposed_step_ms.has_value());
 }
 
 TEST_CASE("part of an epoch is extrapolated from the steps that count") {

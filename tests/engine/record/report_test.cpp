@@ -60,10 +60,10 @@ TEST_CASE("the table shows speed only for runs that succeeded") {
       "validation        peak memory  predicted  exposed comm\n"
       "--------------  ------  ---------  -----  -----  ----  ------  --------  -------  -----------  -----  -------  "
       "----------------  -----------  ---------  ------------\n"
-      "sample          zero    gpt2-tiny      2  fp32   mpi      2/2  success     100.5  40704 tok/s  37.5%    12.50  "
-      "perplexity 25.75     24.0 MiB   28.0 MiB         7.41%\n"
-      "vision, small*  ddp     vgg11          2  fp32   mpi      1/1  success     100.5  318.0 smp/s      -   12.50~  "
-      "accuracy 0.6125      24.0 MiB   28.0 MiB         7.41%\n"
+      "sample          zero    gpt2-tiny      2  fp32   mpi      2/2  success     100.5  40960 tok/s  37.5%    12.50  "
+      "perplexity 25.75     24.0 MiB   28.0 MiB         7.46%\n"
+      "vision, small*  ddp     vgg11          2  fp32   mpi      1/1  success     100.5  320.0 smp/s      -   12.50~  "
+      "accuracy 0.6125      24.0 MiB   28.0 MiB         7.46%\n"
       "too fast        zero    gpt2-tiny      2  fp32   mpi      1/3  diverged        -            -      -        -  "
       "perplexity 25.75     24.0 MiB   28.0 MiB             -\n"
       "too fast: loss is nan in epoch 1, step 7\n"
@@ -80,7 +80,7 @@ TEST_CASE("the table has no column for the share of the peak when no run's peak 
   const std::string table = format_report(make_report({directory.path()}), ReportFormat::table);
   CHECK(table.find("mfu") == std::string::npos);
   CHECK_THAT(table, ContainsSubstring("speed  s/epoch  validation"));
-  CHECK_THAT(table, ContainsSubstring("40704 tok/s    12.50  perplexity 25.75"));
+  CHECK_THAT(table, ContainsSubstring("40960 tok/s    12.50  perplexity 25.75"));
 }
 
 TEST_CASE("csv has one line a run, units in its names and nothing where nothing was measured") {
@@ -89,18 +89,19 @@ TEST_CASE("csv has one line a run, units in its names and nothing where nothing 
   const std::string csv = format_report(make_report({directory.path()}), ReportFormat::csv);
   const std::string root = directory.path();
   const std::string expected =
-      "directory,run,engine,model,ranks,dtype,comm,data,synthetic_data,epochs,epochs_planned,status,reason,step_ms,"
-      "samples_per_s,tokens_per_s,mfu,epoch_s,extrapolated,val_metric_name,val_metric,memory_peak_bytes,"
-      "memory_predicted_bytes,device_memory_used_bytes,library_bytes,comm_exposed_share\n" +
+      "directory,run,engine,model,ranks,dtype,comm,data,synthetic_data,epochs,epochs_planned,status,"
+      "reason,step_ms,samples_per_s,tokens_per_s,mfu,epoch_s,extrapolated,val_metric_name,"
+      "val_metric,memory_peak_bytes,memory_predicted_bytes,device_memory_used_bytes,library_bytes,comm_exposed_share,"
+      "comm_overlap\n" +
       root +
-      "/a,sample,zero,gpt2-tiny,2,fp32,mpi,kjv,false,2,2,success,,100.5,318.0,40704.0,0.375,12.5,false,perplexity,25."
-      "75," +
-      "25165824.0,29360135.0,33554432.0,4194304.0,0.07407407407407407\n" + root +
-      "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,kjv,true,1,1,success,,100.5,318.0,,,12.5,true,accuracy,0.6125,"
-      "25165824.0,29360135.0,33554432.0,4194304.0,0.07407407407407407\n" +
+      "/a,sample,zero,gpt2-tiny,2,fp32,mpi,kjv,false,2,2,success,,100.5,320.0,40960.0,0.375,12.5,"
+      "false,perplexity,25.75," +
+      "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5\n" + root +
+      "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,kjv,true,1,1,success,,100.5,320.0,,,12.5,true,accuracy,0.6125,"
+      "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5\n" +
       root +
       "/c,too fast,zero,gpt2-tiny,2,fp32,mpi,kjv,false,1,3,diverged,\"loss is nan in epoch 1, step 7\",,,,,,false,"
-      "perplexity,25.75,25165824.0,29360135.0,33554432.0,4194304.0,\n";
+      "perplexity,25.75,25165824.0,29360135.0,33554432.0,4194304.0,,\n";
   CHECK(csv == expected);
 }
 
@@ -150,7 +151,7 @@ TEST_CASE("the check sees epochs out of order and times that run backwards") {
   CHECK(problems[2] == "elapsed_s runs backwards at epoch 1");
 }
 
-TEST_CASE("ranks that share an accelerator yield no share of communication") {
+TEST_CASE("ranks that share an accelerator yield no figures of efficiency and overlap") {
   StoredRun run;
   run.document.run = sample_run(1);
   run.document.run.backend = "cuda";
@@ -159,10 +160,40 @@ TEST_CASE("ranks that share an accelerator yield no share of communication") {
   run.document.end_utc = "2026-02-03T05:00:00Z";
   run.document.epochs_recorded = 1;
   run.epochs = {sample_epoch(0)};
-  CHECK(summarize(run).step_ms == 100.5);
-  CHECK_FALSE(summarize(run).comm_exposed_share.has_value());
+  ReportRow row = summarize(run);
+  CHECK(row.step_ms == 100.5);
+  for (const auto& figure : {row.mfu, row.comm_exposed_share, row.comm_overlap}) {
+    CHECK_FALSE(figure.has_value());
+  }
   run.document.run.ranks_per_device = 1;
-  CHECK(summarize(run).comm_exposed_share.has_value());
+  row = summarize(run);
+  for (const auto& figure : {row.mfu, row.comm_exposed_share, row.comm_overlap}) {
+    CHECK(figure.has_value());
+  }
+}
+
+TEST_CASE("a benchmark is no result: it yields its reason and nothing else") {
+  const TemporaryDirectory directory;
+  write_run(directory / "silent", sample_run(1), 1, RunStatus::benchmark);
+  const ReportRow row = make_report({directory / "silent"}).rows.at(0);
+  CHECK(row.status == "benchmark");
+  CHECK(row.reason == "loss is nan in epoch 1, step 7");
+  for (const auto& figure : {row.step_ms, row.tokens_per_s, row.mfu, row.val_metric, row.comm_exposed_share}) {
+    CHECK_FALSE(figure.has_value());
+  }
+}
+
+TEST_CASE("records from before the median was kept show what they have") {
+  StoredRun run;
+  run.document.run = sample_run(1);
+  run.document.status = RunStatus::success;
+  run.document.end_utc = "2026-02-03T05:00:00Z";
+  run.document.epochs_recorded = 1;
+  EpochRecord old = sample_epoch(0);
+  old.comm_exposed_step_ms.reset();
+  run.epochs = {old};
+  const ReportRow row = summarize(run);
+  CHECK(row.comm_exposed_share == Approx(0.75 / 10.125));
 }
 
 TEST_CASE("a run that is under way has no figures and a warning; one without records is an error") {

@@ -47,7 +47,7 @@ std::string message_of_opening(const std::string& directory, Existing existing, 
   RunWriter writer(directory, Existing::resume, next);
   writer.begin(sample_run(1000000));
   for (;; ++next) {
-    writer.steps(next, {1.5, 2.5, 3.5});
+    writer.steps(next, {1.5, 2.5, 3.5}, {});
     writer.epoch(sample_epoch(next));
   }
 }
@@ -129,11 +129,13 @@ TEST_CASE("overwriting removes the records and nothing else") {
   const TemporaryDirectory directory;
   write_run(directory / "run", 2, 2, RunStatus::success);
   put_content(directory / "run/steps.csv", "old");
+  put_content(directory / "run/trace.json", "old");
   put_content(directory / "run/notes.txt", "mine");
   {
     RunWriter writer(directory / "run", Existing::overwrite);
     CHECK_FALSE(file_exists(directory / "run/run.json"));
     CHECK_FALSE(file_exists(directory / "run/steps.csv"));
+    CHECK_FALSE(file_exists(directory / "run/trace.json"));
     writer.begin(sample_run(1));
     writer.epoch(sample_epoch(0));
     writer.finish(RunStatus::success, "");
@@ -149,7 +151,7 @@ TEST_CASE("resuming keeps earlier epochs and drops later and partial lines") {
     RunWriter writer(path, Existing::refuse);
     writer.begin(sample_run(5));
     for (std::int64_t epoch = 0; epoch < 4; ++epoch) {
-      writer.steps(epoch, {1.0, 2.0});
+      writer.steps(epoch, {1.0, 2.0}, {0.5, 0.25});
       writer.epoch(sample_epoch(epoch));
     }
     writer.finish(RunStatus::interrupted, "stopped on request");
@@ -169,7 +171,7 @@ TEST_CASE("resuming keeps earlier epochs and drops later and partial lines") {
     RunRecord again = sample_run(5);
     again.start_utc = "2026-02-03T09:00:00Z";
     writer.begin(again);
-    writer.steps(2, {7.0});
+    writer.steps(2, {7.0}, {});
     for (std::int64_t epoch = 2; epoch < 5; ++epoch) writer.epoch(sample_epoch(epoch));
     writer.finish(RunStatus::success, "");
   }
@@ -182,7 +184,8 @@ TEST_CASE("resuming keeps earlier epochs and drops later and partial lines") {
   CHECK(run.document.resumes[0].first_epoch == 2);
   CHECK(run.document.resumes[0].previous_status == "interrupted");
   CHECK(run.document.resumes[0].previous_config_hash == "0123456789abcdef");
-  CHECK(content_of(path + "/steps.csv") == "epoch,step,step_ms\n0,0,1.0\n0,1,2.0\n1,0,1.0\n1,1,2.0\n2,0,7.0\n");
+  CHECK(content_of(path + "/steps.csv") ==
+        "epoch,step,step_ms,comm_exposed_ms\n0,0,1.0,0.5\n0,1,2.0,0.25\n1,0,1.0,0.5\n1,1,2.0,0.25\n2,0,7.0,\n");
 }
 
 TEST_CASE("resuming where records are missing is an error in the data") {

@@ -61,8 +61,9 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
   record.optimizer_s = {0.4, 0.41, 0.42};
   record.bubble_fraction = 0.0625;
   record.step_ms = {100.5, 90.5, 130.5, 150.5, 88.5, 160.5};
-  record.samples_per_s = 318.0;
-  record.tokens_per_s = 40704.0;
+  record.comm_exposed_step_ms = 7.5;
+  record.samples_per_s = 320.0;
+  record.tokens_per_s = 40960.0;
   record.flops_per_s = 1.5e12;
   record.mfu = 0.375;
   record.train_loss = 3.5 - shift;
@@ -81,8 +82,8 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
   record.memory_peak_total_bytes = {20971520, 23068672, 25165824};
   record.device_memory_used_bytes = 33554432;
   record.library_bytes = 4194304;
-  record.comm["dp.all_reduce"] = {200, 123456789012345, 1.5, 0.5};
-  record.comm["world.broadcast"] = {1, 64, 0.001, 0.0005};
+  record.comm["dp.all_reduce"] = {200, 123456789012345, 1.4375, 0.5};
+  record.comm["world.broadcast"] = {1, 64, 0.0625, 0.03125};
   return record;
 }
 
