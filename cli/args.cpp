@@ -53,9 +53,9 @@ void add_training_commands(CLI::App& app, Args& args) {
 }
 
 void add_other_commands(CLI::App& app, Args& args) {
-  CLI::App* list = app.add_subcommand("list", "List engines with their knobs, workloads and data sets");
-  list->add_option("TOPIC", args.topic, "engines, workloads or datasets")
-      ->check(CLI::IsMember({"all", "engines", "workloads", "datasets"}));
+  CLI::App* list = app.add_subcommand("list", "List engines with their knobs, workloads, data sets and settings");
+  list->add_option("TOPIC", args.topic, "engines, workloads, datasets or settings")
+      ->check(CLI::IsMember({"all", "engines", "workloads", "datasets", "settings"}));
   list->add_flag("--json", args.json, "print JSON on standard output");
   list->callback([&args] { args.command = Args::Command::list; });
 

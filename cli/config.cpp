@@ -85,7 +85,7 @@ TrainingOptions read_training(const ConfigReader& reader, int dp_size, const std
   return training;
 }
 
-MeasureOptions read_measure(const ConfigReader& reader) {
+MeasureOptions read_measure(const ConfigReader& reader, const std::string& device) {
   MeasureOptions measure;
   measure.warmup_steps =
       reader.get<std::int64_t>("warmup_steps", 3, "first steps of the run, left out of step statistics", {0, 1e9});
@@ -95,6 +95,8 @@ MeasureOptions read_measure(const ConfigReader& reader) {
       reader.get<std::int64_t>("max_eval_steps", 0, "validation steps; 0: the whole split", {0, 1e12});
   measure.evaluate = reader.get("evaluate", true, "evaluate on the validation split after each epoch");
   measure.raw_steps = reader.get("raw_steps", false, "write every step's times to steps.csv");
+  measure.gemm_rate = reader.get("gemm_rate", device == "cuda",
+                                 "measure a large matrix product at the start, to which speed is then related");
   measure.without_communication =
       reader.get("without_communication", false,
                  "exchange nothing after the set-up: times show what communication costs, results are invalid");
@@ -127,10 +129,31 @@ std::string usual_device(const ConfigDocument& document) {
   return needs_gpu(dtype) || device_count("cuda") > 0 ? "cuda" : "cpu";
 }
 
+/// The keys below `reader` that have been asked for, those of plug-ins left out.
+void collect_docs(const ConfigReader& reader, const std::string& prefix, std::vector<KeyDoc>& docs) {
+  for (KeyDoc key : reader.docs()) {
+    if (prefix.empty() && (key.key == "workload" || key.key == "engine")) continue;
+    if (key.type == "section") {
+      collect_docs(reader.section(key.key, key.doc), prefix + key.key + ".", docs);
+    } else {
+      key.key = prefix + key.key;
+      docs.push_back(std::move(key));
+    }
+  }
+}
+
 }  // namespace
 
 ConfigReader engine_block(const ConfigDocument& document) {
   return document.root().section("engine", "the parallel engine and its knobs");
+}
+
+std::vector<KeyDoc> setting_docs() {
+  const ConfigDocument document = ConfigDocument::parse("{}", "list");
+  static_cast<void>(read_experiment(document, 1));  // an empty file will not do, but all keys are asked for
+  std::vector<KeyDoc> docs;
+  collect_docs(document.root(), "", docs);
+  return docs;
 }
 
 ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
@@ -156,7 +179,7 @@ ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
   config.training = read_training(root.section("training", "recipe: how long, on what batches, which update"), dp_size,
                                   config.device, config.checkpoint_epochs);
   config.comm = root.choice("comm", "auto", {"auto", "self", "mpi", "nccl"}, "how the ranks talk");
-  config.measure = read_measure(root.section("measure", "what is measured"));
+  config.measure = read_measure(root.section("measure", "what is measured"), config.device);
   config.limits = read_limits(root.section("limits", "time and memory that a rank may take"));
   config.loader = read_loader(root.section("loader", "reading samples"), config.training.dtype);
   return config;

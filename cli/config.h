@@ -2,6 +2,7 @@
 // The typed view of an experiment file: what is common to all engines and workloads. Each plug-in reads its own block.
 
 #include <string>
+#include <vector>
 
 #include "engine/base/config_reader.h"
 #include "parallel/comm/world.h"
@@ -18,6 +19,7 @@ struct MeasureOptions {
   std::int64_t max_eval_steps = 0;       ///< 0: the whole validation split
   bool evaluate = true;
   bool raw_steps = false;              ///< steps.csv with every step's time
+  bool gemm_rate = false;              ///< measure a large matrix product at the start
   bool without_communication = false;  ///< train without exchanging anything: for times only
 };
 
@@ -45,6 +47,9 @@ struct ExperimentConfig {
 
 /// Reads everything for a run on `ranks` ranks; what is wrong is noted in the document, for `finish`.
 ExperimentConfig read_experiment(const ConfigDocument& document, int ranks);
+
+/// The keys that every run understands whatever its engine, model and data, as "training.epochs", for `list`.
+std::vector<KeyDoc> setting_docs();
 
 /// The engine's own block.
 ConfigReader engine_block(const ConfigDocument& document);

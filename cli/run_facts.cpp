@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/backend/gemm_rate.h"
 #include "engine/device/peak_flops.h"
 #include "engine/record/json_lines.h"
 #include "pdl_build_info.h"
@@ -133,9 +134,25 @@ RunRecord collect_run_facts(World& world, const Experiment& experiment, const st
   run.launcher = world.info().launcher;
   run.dtype = config.training.tf32 ? "tf32" : std::string(name_of(config.training.dtype));
   run.flops_formula = experiment.model.flops_formula;
+  run.palm_formula = experiment.model.palm_formula;
   run.peak_flops_per_s = total_peak_flops_per_s(run);
   run.synthetic_data = experiment.data.train->info().synthetic;
   return run;
+}
+
+std::optional<double> total_gemm_flops_per_s(World& world, Experiment& experiment) {
+  const std::int64_t extent = experiment.device->info().kind == "cpu" ? kCpuGemmExtent : kGpuGemmExtent;
+  std::vector<double> rate = {0.0}, unmeasured = {0.0};
+  try {
+    rate[0] =
+        measured_gemm_flops_per_s(*experiment.device, *experiment.backend, experiment.config.training.dtype, extent);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::out_of_memory) throw;
+    unmeasured[0] = 1.0;
+  }
+  world.reduce(rate, ReduceOp::sum);
+  world.reduce(unmeasured, ReduceOp::sum);
+  return unmeasured[0] > 0.0 ? std::nullopt : std::optional(rate[0]);
 }
 
 void collect_end_states(World& world, const DeviceState& mine, std::vector<RankRecord>& ranks) {

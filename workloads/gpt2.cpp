@@ -117,6 +117,16 @@ double training_flops(const Gpt2Options& options, std::int64_t vocabulary) {
   return length * (6.0 * matrices + 6.0 * layers * width * length);
 }
 
+/// Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B: 6 N + 12 L C T a token, N all
+/// parameters but the position embedding. It counts the products that the causal mask discards, too; others quote it.
+double palm_flops(const Gpt2Options& options, std::int64_t vocabulary) {
+  const auto length = static_cast<double>(options.sequence_length), layers = static_cast<double>(options.layers);
+  const auto width = static_cast<double>(options.width);
+  const double block = 12.0 * width * width + 13.0 * width;  // matrices; their biases and two norms
+  const double parameters = layers * block + static_cast<double>(vocabulary) * width + 2.0 * width;
+  return length * (6.0 * parameters + 12.0 * layers * width * length);
+}
+
 ModelOptions read_model(const std::string& name, const ConfigReader& workload) {
   const auto* const size =
       std::find_if(std::begin(kSizes), std::end(kSizes), [&](const Gpt2Size& s) { return name == s.name; });
@@ -134,6 +144,10 @@ ModelOptions read_model(const std::string& name, const ConfigReader& workload) {
     description.predictions_per_sample = options.sequence_length;
     description.training_flops_per_sample = training_flops(options, vocabulary);
     description.flops_formula = "matrix parameters and causal attention: T (6 (12 L C^2 + V C) + 6 L C T)";
+    description.palm_flops_per_sample = palm_flops(options, vocabulary);
+    description.palm_formula = "PaLM: T (6 N + 12 L C T), N all parameters but the position embedding";
+    // GELU and norms have no products of matrices in them, and nothing else counts.
+    if (options.recompute != Recompute::nothing) description.recomputed_flops_per_sample = 0.0;
     return description;
   };
   return model;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands/commands.h"
+#include "cli/config.h"
 #include "cli/table.h"
 #include "parallel/engine.h"
 #include "workloads/datasets.h"
@@ -57,6 +58,25 @@ void print_datasets() {
               format_table({"name", "kind", "source", ""}, rows).c_str());
 }
 
+void print_settings() {
+  std::vector<std::vector<std::string>> rows;
+  for (const KeyDoc& key : setting_docs()) rows.push_back({key.key, key.type, key.default_value, key.doc});
+  std::printf("settings (for all engines and workloads)\n%s",
+              format_table({"key", "type", "default", ""}, rows).c_str());
+}
+
+Json settings_as_json() {
+  Json settings = Json::array();
+  for (const KeyDoc& key : setting_docs()) {
+    settings.push_back({{"key", key.key},
+                        {"type", key.type},
+                        {"default", key.default_value},
+                        {"doc", key.doc},
+                        {"choices", key.choices}});
+  }
+  return settings;
+}
+
 Json all_as_json() {
   Json json;
   for (const EngineDefinition& definition : engine_definitions()) {
@@ -92,6 +112,7 @@ Json all_as_json() {
     json["datasets"].push_back(
         {{"name", set.name}, {"kind", set.kind}, {"source", set.source}, {"summary", set.summary}, {"keys", keys}});
   }
+  json["settings"] = settings_as_json();
   return json;
 }
 
@@ -110,6 +131,8 @@ int list_command(const Args& args) {
   if (all || args.topic == "workloads") print_workloads();
   if (all) std::printf("\n");
   if (all || args.topic == "datasets") print_datasets();
+  if (all) std::printf("\n");
+  if (all || args.topic == "settings") print_settings();
   return 0;
 }
 

@@ -71,9 +71,9 @@ class Run {
   MemoryByKind predicted_;
   std::int64_t first_epoch_ = 0;
   double elapsed_before_s_ = 0.0, start_s_ = 0.0, epoch_start_s_ = 0.0;
-  std::optional<double> peak_flops_per_s_;  ///< of all devices
-  std::vector<RankRecord> ranks_;           ///< complete on rank 0
-  DeviceState device_state_;                ///< after the last epoch's training
+  std::optional<double> peak_flops_per_s_, gemm_flops_per_s_;  ///< of all devices
+  std::vector<RankRecord> ranks_;                              ///< complete on rank 0
+  DeviceState device_state_;                                   ///< after the last epoch's training
   EpochRecord last_;
   bool stopped_ = false;
 };
@@ -93,7 +93,10 @@ void Run::start() {
   }
   const Prediction prediction = experiment_->engine->predict();
   predicted_ = prediction.memory;
-  const RunRecord facts = collect_run_facts(world_, *experiment_, args_.command_line);
+  if (measure_.gemm_rate) world_.announce("measuring a large matrix product");
+  gemm_flops_per_s_ = measure_.gemm_rate ? total_gemm_flops_per_s(world_, *experiment_) : std::nullopt;
+  RunRecord facts = collect_run_facts(world_, *experiment_, args_.command_line);
+  facts.gemm_flops_per_s = gemm_flops_per_s_;
   ranks_ = facts.ranks;
   peak_flops_per_s_ = facts.peak_flops_per_s;
   if (first_rank_) {
@@ -219,8 +222,12 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   facts.lr = clock_.last_step().lr;
   facts.loss_scale = clock_.last_step().loss_scale;
   facts.skipped_steps = trained.skipped_steps;
+  facts.step_samples = experiment_->config.training.global_batch;
   facts.flops_per_sample = experiment_->model.training_flops_per_sample;
+  facts.palm_flops_per_sample = experiment_->model.palm_flops_per_sample;
+  facts.recomputed_flops_per_sample = experiment_->model.recomputed_flops_per_sample;
   facts.peak_flops_per_s = peak_flops_per_s_;
+  facts.gemm_flops_per_s = gemm_flops_per_s_;
   facts.val_loss = facts.val_metric = NAN;
   const bool text = per_sample > 1;
   facts.val_metric_name = text ? "perplexity" : "accuracy";
@@ -262,8 +269,9 @@ void Run::print_epoch(const EpochRecord& record) const {
                  record.val_metric);
   }
   std::fprintf(stderr, ", %.1f s%s (%.4g %s/s", record.epoch_s, record.extrapolated ? " extrapolated" : "",
-               text ? record.tokens_per_s : record.samples_per_s, text ? "tokens" : "images");
+               text ? record.tokens_per_s_median : record.samples_per_s_median, text ? "tokens" : "images");
   if (record.mfu) std::fprintf(stderr, ", %.1f %% of peak", 100.0 * *record.mfu);
+  if (record.of_gemm) std::fprintf(stderr, ", %.1f %% of a large product", 100.0 * *record.of_gemm);
   std::fprintf(stderr, "), memory peak %s",
                format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
   if (record.skipped_steps > 0) {

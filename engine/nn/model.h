@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ struct ModelDescription {
   std::int64_t predictions_per_sample = 1;              ///< losses per sample: T for text, 1 for images
   double training_flops_per_sample = 0.0;               ///< forward and backward, the formula named in `flops_formula`
   std::string flops_formula;
+  std::optional<double> palm_flops_per_sample;  ///< likewise by PaLM's formula, for models that it speaks of
+  std::string palm_formula;
+  /// What the backward pass computes again, counted as `flops_formula` counts; empty when it computes nothing again.
+  std::optional<double> recomputed_flops_per_sample;
 };
 
 /// One layer's costs, for plans, partitions and reports.

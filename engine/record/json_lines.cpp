@@ -250,8 +250,13 @@ void read_times(const Fields& fields, EpochRecord& record) {
   record.samples_per_s = fields.real("samples_per_s");
   record.tokens_per_s = fields.real("tokens_per_s");
   record.flops_per_s = fields.real("flops_per_s");
+  if (fields.has("samples_per_s_median")) record.samples_per_s_median = fields.real("samples_per_s_median");
+  if (fields.has("tokens_per_s_median")) record.tokens_per_s_median = fields.real("tokens_per_s_median");
   record.comm_exposed_step_ms = fields.optional_real("comm_exposed_step_ms");
   record.mfu = fields.optional_real("mfu");
+  record.mfu_palm = fields.optional_real("mfu_palm");
+  record.hfu = fields.optional_real("hfu");
+  record.of_gemm = fields.optional_real("of_gemm");
   record.elapsed_s = fields.real("elapsed_s");
 }
 
@@ -336,8 +341,13 @@ std::string to_json_line(const EpochRecord& record) {
       {"comm_exposed_step_ms", optional_number(record.comm_exposed_step_ms)},
       {"samples_per_s", number(record.samples_per_s)},
       {"tokens_per_s", number(record.tokens_per_s)},
+      {"samples_per_s_median", number(record.samples_per_s_median)},
+      {"tokens_per_s_median", number(record.tokens_per_s_median)},
       {"flops_per_s", number(record.flops_per_s)},
       {"mfu", optional_number(record.mfu)},
+      {"mfu_palm", optional_number(record.mfu_palm)},
+      {"hfu", optional_number(record.hfu)},
+      {"of_gemm", optional_number(record.of_gemm)},
       {"train_loss", number(record.train_loss)},
       {"val_loss", number(record.val_loss)},
       {"val_metric", {{"name", record.val_metric_name}, {"value", number(record.val_metric)}}},
@@ -391,7 +401,9 @@ std::string to_json(const RunDocument& document) {
       {"backend", run.backend},
       {"dtype", run.dtype},
       {"flops_formula", run.flops_formula},
+      {"palm_formula", run.palm_formula.empty() ? Json() : Json(run.palm_formula)},
       {"peak_flops_per_s", optional_number(run.peak_flops_per_s)},
+      {"gemm_flops_per_s", optional_number(run.gemm_flops_per_s)},
       {"start_utc", run.start_utc},
       {"end_utc", document.end_utc},
       {"epochs_planned", run.epochs_planned},
@@ -437,7 +449,9 @@ RunDocument run_from_json(const std::string& text) {
   run.backend = fields.text("backend");
   run.dtype = fields.text("dtype");
   if (fields.has("flops_formula")) run.flops_formula = fields.text("flops_formula");
+  if (fields.has("palm_formula")) run.palm_formula = fields.text("palm_formula");
   run.peak_flops_per_s = fields.optional_real("peak_flops_per_s");
+  run.gemm_flops_per_s = fields.optional_real("gemm_flops_per_s");
   run.start_utc = fields.text("start_utc");
   run.epochs_planned = fields.integer("epochs_planned");
   read_world(fields.section("world"), run);

@@ -132,6 +132,19 @@ void merge_comm(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
   }
 }
 
+/// Flops as shares of what the devices could do.
+void merge_efficiency(const EpochFacts& facts, EpochRecord& record) {
+  record.flops_per_s = record.samples_per_s * facts.flops_per_sample;
+  if (facts.gemm_flops_per_s) record.of_gemm = record.flops_per_s / *facts.gemm_flops_per_s;
+  if (!facts.peak_flops_per_s) return;
+  const double samples_per_peak = record.samples_per_s / *facts.peak_flops_per_s;
+  record.mfu = samples_per_peak * facts.flops_per_sample;
+  if (facts.palm_flops_per_sample) record.mfu_palm = samples_per_peak * *facts.palm_flops_per_sample;
+  if (facts.recomputed_flops_per_sample) {
+    record.hfu = samples_per_peak * (facts.flops_per_sample + *facts.recomputed_flops_per_sample);
+  }
+}
+
 /// Without the first `warmup` entries.
 std::vector<double> after_warmup(std::vector<double> steps, std::int64_t warmup) {
   steps.erase(steps.begin(), steps.begin() + std::min(warmup, static_cast<std::int64_t>(steps.size())));
@@ -151,11 +164,15 @@ void merge_speed(const std::vector<RankEpoch>& ranks, const EpochFacts& facts, E
   if (counted_s > 0.0) record.samples_per_s = static_cast<double>(ranks.front().counted_samples) / counted_s;
   record.step_ms = percentiles(step_ms);
   if (!exposed_ms.empty()) record.comm_exposed_step_ms = percentiles(exposed_ms).median;
-  if (facts.samples > 0) {
-    record.tokens_per_s = record.samples_per_s * static_cast<double>(facts.tokens) / static_cast<double>(facts.samples);
+  if (record.step_ms.median > 0.0) {
+    record.samples_per_s_median = static_cast<double>(facts.step_samples) * kMsPerS / record.step_ms.median;
   }
-  record.flops_per_s = record.samples_per_s * facts.flops_per_sample;
-  if (facts.peak_flops_per_s) record.mfu = record.flops_per_s / *facts.peak_flops_per_s;
+  if (facts.samples > 0) {
+    const double tokens_per_sample = static_cast<double>(facts.tokens) / static_cast<double>(facts.samples);
+    record.tokens_per_s = record.samples_per_s * tokens_per_sample;
+    record.tokens_per_s_median = record.samples_per_s_median * tokens_per_sample;
+  }
+  merge_efficiency(facts, record);
 
   const bool partial_training = facts.full_steps > facts.steps;
   record.extrapolated = partial_training || facts.full_eval_steps > facts.eval_steps;

@@ -117,8 +117,11 @@ struct EpochFacts {
   double loss_scale = 1.0;         ///< of the last step
   std::int64_t skipped_steps = 0;  ///< of `steps`
   double elapsed_s = 0.0;
-  double flops_per_sample = 0.0;           ///< of the model, forward and backward, without recomputation
+  std::int64_t step_samples = 0;  ///< of a whole step
+  double flops_per_sample = 0.0;  ///< of the model, forward and backward, without recomputation
+  std::optional<double> palm_flops_per_sample, recomputed_flops_per_sample;  ///< as in ModelDescription
   std::optional<double> peak_flops_per_s;  ///< of all devices together; empty when not known
+  std::optional<double> gemm_flops_per_s;  ///< likewise, as measured
 };
 
 /// Merges all ranks' epochs, in rank order. A global step lasts as long as on its slowest rank.

@@ -47,7 +47,11 @@ struct EpochRecord {
   StepPercentiles step_ms;                     ///< of the slowest rank in each step, warm-up steps excluded
   std::optional<double> comm_exposed_step_ms;  ///< median step's mean over ranks; empty when not measured
   double samples_per_s = 0.0, tokens_per_s = 0.0, flops_per_s = 0.0;
-  std::optional<double> mfu;  ///< flops_per_s over the devices' peak; empty when the peak is not known
+  double samples_per_s_median = 0.0, tokens_per_s_median = 0.0;  ///< of the median step; 0 in older records
+  /// Shares of the devices' peak: flops_per_s, the same by PaLM's formula, and recomputation counted in. Empty when the
+  /// peak is not known, the model has no such formula, or nothing is recomputed.
+  std::optional<double> mfu, mfu_palm, hfu;
+  std::optional<double> of_gemm;  ///< flops_per_s over the measured rate of a large matrix product
   double train_loss = 0.0, val_loss = 0.0;
   std::string val_metric_name;  ///< "perplexity" or "accuracy" (a fraction)
   double val_metric = 0.0;
@@ -88,7 +92,9 @@ struct RunRecord {
   int ranks_per_device = 1;
   std::string comm, launcher, backend, dtype;
   std::string flops_formula;               ///< how operations of the model are counted
+  std::string palm_formula;                ///< likewise for mfu_palm; empty when there is none
   std::optional<double> peak_flops_per_s;  ///< of all devices together, in this dtype; empty when not known
+  std::optional<double> gemm_flops_per_s;  ///< of all ranks together, measured at the start; empty when it was not
   bool synthetic_data = false;
 };
 

@@ -26,10 +26,19 @@ std::optional<double> median_over(const std::vector<EpochRecord>& epochs, double
 
 bool ranks_share_an_accelerator(const RunRecord& run) { return run.backend != "cpu" && run.ranks_per_device > 1; }
 
+/// `mean` at the speed of the median step.
+double at_median(const EpochRecord& epoch, double mean) {
+  const bool known = epoch.samples_per_s_median > 0.0 && epoch.samples_per_s > 0.0;
+  return known ? mean * epoch.samples_per_s_median / epoch.samples_per_s : mean;
+}
+
 /// How well the devices were used: of no meaning when ranks take turns on one.
 void add_efficiency(const std::vector<EpochRecord>& epochs, ReportRow& row) {
   using Epoch = const EpochRecord&;
-  row.mfu = median_over(epochs, [](Epoch epoch) { return epoch.mfu.value_or(0.0); });
+  row.mfu = median_over(epochs, [](Epoch epoch) { return at_median(epoch, epoch.mfu.value_or(0.0)); });
+  row.mfu_palm = median_over(epochs, [](Epoch epoch) { return at_median(epoch, epoch.mfu_palm.value_or(0.0)); });
+  row.hfu = median_over(epochs, [](Epoch epoch) { return at_median(epoch, epoch.hfu.value_or(0.0)); });
+  row.of_gemm = median_over(epochs, [](Epoch epoch) { return at_median(epoch, epoch.of_gemm.value_or(0.0)); });
   double train_s = 0.0, exposed_s = 0.0, busy_s = 0.0;
   std::vector<double> shares;
   for (const EpochRecord& epoch : epochs) {
@@ -51,8 +60,9 @@ void add_efficiency(const std::vector<EpochRecord>& epochs, ReportRow& row) {
 void add_speed(const StoredRun& run, ReportRow& row) {
   const std::vector<EpochRecord>& epochs = run.epochs;
   row.step_ms = median_over(epochs, [](const EpochRecord& epoch) { return epoch.step_ms.median; });
-  row.samples_per_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.samples_per_s; });
-  row.tokens_per_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.tokens_per_s; });
+  row.samples_per_s =
+      median_over(epochs, [](const EpochRecord& epoch) { return at_median(epoch, epoch.samples_per_s); });
+  row.tokens_per_s = median_over(epochs, [](const EpochRecord& epoch) { return at_median(epoch, epoch.tokens_per_s); });
   row.epoch_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.epoch_s; });
   for (const EpochRecord& epoch : epochs) row.extrapolated = row.extrapolated || epoch.extrapolated;
   if (!ranks_share_an_accelerator(run.document.run)) add_efficiency(epochs, row);
@@ -105,12 +115,13 @@ std::string metric_cell(const ReportRow& row) {
 
 std::string share_cell(const std::optional<double>& share) { return share ? rounded(*share * 100.0, 3) + "%" : "-"; }
 
-const Cells kTableHeader = {"run",        "engine",      "model",     "ranks",       "dtype", "comm",
-                            "epochs",     "status",      "step ms",   "speed",       "mfu",   "s/epoch",
-                            "validation", "peak memory", "predicted", "exposed comm"};
-const std::set<std::string> kNumberColumns = {"ranks",   "epochs",      "step ms",   "speed",       "mfu",
+const Cells kTableHeader = {"run",     "engine",     "model",       "ranks",     "dtype",       "comm", "epochs",
+                            "status",  "step ms",    "speed",       "mfu",       "palm",        "hfu",  "of gemm",
+                            "s/epoch", "validation", "peak memory", "predicted", "exposed comm"};
+const std::set<std::string> kNumberColumns = {"ranks",   "epochs",      "step ms",   "speed",
+                                              "mfu",     "palm",        "hfu",       "of gemm",
                                               "s/epoch", "peak memory", "predicted", "exposed comm"};
-const std::set<std::string> kRareColumns = {"mfu"};  // left out when no run has it: a CPU's peak is not known
+const std::set<std::string> kRareColumns = {"mfu", "palm", "hfu", "of gemm"};  // left out when no run has them
 
 /// The run's name, or its directory when several runs have the same name.
 std::string run_cell(const Report& report, const ReportRow& row) {
@@ -131,6 +142,9 @@ Cells table_cells(const Report& report, const ReportRow& row) {
           optional_cell(row.step_ms),
           throughput_cell(row),
           share_cell(row.mfu),
+          share_cell(row.mfu_palm),
+          share_cell(row.hfu),
+          share_cell(row.of_gemm),
           optional_cell(row.epoch_s) + (row.extrapolated && row.epoch_s ? "~" : ""),
           metric_cell(row),
           memory_cell(row.memory_peak_bytes),
@@ -221,6 +235,9 @@ std::vector<Field> fields_of(const ReportRow& row) {
           number_field("samples_per_s", row.samples_per_s),
           number_field("tokens_per_s", row.tokens_per_s),
           number_field("mfu", row.mfu),
+          number_field("mfu_palm", row.mfu_palm),
+          number_field("hfu", row.hfu),
+          number_field("of_gemm", row.of_gemm),
           number_field("epoch_s", row.epoch_s),
           {"extrapolated", row.extrapolated ? "true" : "false"},
           {"val_metric_name", row.val_metric_name, true},

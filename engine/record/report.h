@@ -20,9 +20,11 @@ struct ReportRow {
   std::int64_t epochs = 0, epochs_planned = 0;
   std::string status;  ///< as in run.json, or "invalid": says success, but its records are not sound
   std::string reason;
-  std::optional<double> step_ms;                               ///< median over epochs of their median steps
-  std::optional<double> samples_per_s, tokens_per_s, epoch_s;  ///< medians over epochs; tokens only for text
-  std::optional<double> mfu;  ///< likewise, where the peak is known; withheld when ranks share an accelerator
+  std::optional<double> step_ms;  ///< median over epochs of their median steps
+  /// Medians over epochs: throughput of the median step (of the mean one in older records), tokens only for text.
+  std::optional<double> samples_per_s, tokens_per_s, epoch_s;
+  /// Likewise of the median step, where known; withheld when ranks share an accelerator.
+  std::optional<double> mfu, mfu_palm, hfu, of_gemm;
   bool extrapolated = false;  ///< epoch_s, in some epoch
   std::string val_metric_name;
   std::optional<double> val_metric;                                 ///< of the last epoch

@@ -179,6 +179,28 @@ TEST_CASE("VGG adapts its classifier to the image") {
         features + 512 * 10 + 10);
 }
 
+TEST_CASE("PaLM's formula counts all parameters but the position embedding, and the whole of attention") {
+  const ModelDescription model = make_model(read(R"({"model": "gpt2-medium", "sequence_length": 1024})"), 50257);
+  const double parameters = 354823168.0 - 1024.0 * 1024.0, length = 1024.0;
+  CHECK(model.palm_flops_per_sample == length * (6.0 * parameters + 12.0 * 24.0 * 1024.0 * length));
+  CHECK(*model.palm_flops_per_sample / length == Approx(2.4246e9).epsilon(2e-5));
+  CHECK_FALSE(model.palm_formula.empty());
+  // A padded vocabulary is no work.
+  const std::string padded = R"({"model": "gpt2-medium", "sequence_length": 1024, "make_vocab_size_divisible_by": 64})";
+  CHECK(make_model(read(padded), 50257).palm_flops_per_sample == model.palm_flops_per_sample);
+  CHECK_FALSE(make_model(read(R"({"model": "vgg16"})"), 1000).palm_flops_per_sample.has_value());
+}
+
+TEST_CASE("what is computed again counts as the formula counts, where something is") {
+  const auto recomputed = [](const std::string& recompute) {
+    return make_model(read(R"({"model": "gpt2-tiny", "recompute": ")" + recompute + "\"}"), 64)
+        .recomputed_flops_per_sample;
+  };
+  CHECK_FALSE(recomputed("nothing").has_value());
+  CHECK(recomputed("gelu") == 0.0);
+  CHECK(recomputed("gelu_and_norms") == 0.0);
+}
+
 TEST_CASE("operations of VGG-16 are the published products") {
   // 3 x 15,470,264,320 multiply-adds, less the 86,704,128 of the first convolution's data gradient.
   CHECK(flops_of(R"({"model": "vgg16"})", 1000) == 2.0 * (3.0 * 15470264320.0 - 86704128.0));

@@ -38,29 +38,41 @@ TEST_CASE("an epoch's line is spelled as documented") {
 
 TEST_CASE("what is not known is absent, and what older records lack is no mistake") {
   EpochRecord epoch = sample_epoch(0);
-  CHECK_THAT(to_json_line(epoch), ContainsSubstring(R"("flops_per_s":1500000000000.0,"mfu":0.375,"train_loss":)"));
+  CHECK_THAT(to_json_line(epoch), ContainsSubstring(R"("flops_per_s":1500000000000.0,"mfu":0.375,"mfu_palm":0.4,)"
+                                                    R"("hfu":0.385,"of_gemm":0.5,"train_loss":)"));
   epoch.mfu.reset();
+  epoch.mfu_palm.reset();
+  epoch.hfu.reset();
+  epoch.of_gemm.reset();
   epoch.comm_exposed_step_ms.reset();
   std::string line = to_json_line(epoch);
   CHECK_THAT(line, ContainsSubstring(R"("flops_per_s":1500000000000.0,"train_loss":)"));
   CHECK(line.find("comm_exposed_step_ms") == std::string::npos);
-  for (const std::string later : {R"("library_bytes":4194304,)", R"("loss_scale":32768.0,)", R"("skipped_steps":3,)"}) {
+  for (const std::string later : {R"("library_bytes":4194304,)", R"("loss_scale":32768.0,)", R"("skipped_steps":3,)",
+                                  R"("samples_per_s_median":320.0,)"}) {
     REQUIRE_THAT(line, ContainsSubstring(later));
     line.erase(line.find(later), later.size());
   }
   const EpochRecord old_epoch = epoch_from_json_line(line);
   CHECK_FALSE(old_epoch.mfu.has_value());
+  CHECK_FALSE(old_epoch.of_gemm.has_value());
   CHECK_FALSE(old_epoch.comm_exposed_step_ms.has_value());
   CHECK(old_epoch.library_bytes == 0);
   CHECK(old_epoch.loss_scale == 1.0);
   CHECK(old_epoch.skipped_steps == 0);
+  CHECK(old_epoch.samples_per_s_median == 0.0);
 
   RunDocument document{sample_run(1), RunStatus::running, "", "", 0, {}};
   CHECK_THAT(to_json(document), ContainsSubstring("\"peak_flops_per_s\": 4000000000000.0,"));
+  CHECK_THAT(to_json(document), ContainsSubstring("\"gemm_flops_per_s\": 3000000000000.0,"));
   document.run.peak_flops_per_s.reset();
+  document.run.gemm_flops_per_s.reset();
+  document.run.palm_formula.clear();
   document.run.ranks[1].gpu_start = document.run.ranks[1].gpu_end = {};
   std::string text = to_json(document);
-  CHECK(text.find("peak_flops_per_s") == std::string::npos);
+  for (const char* absent : {"peak_flops_per_s", "gemm_flops_per_s", "palm_formula"}) {
+    CHECK(text.find(absent) == std::string::npos);
+  }
   CHECK(text.find("\"gpu\"") == std::string::npos);
   const std::string formula = "  \"flops_formula\": \"6 N T\",\n";
   text.erase(text.find(formula), formula.size());

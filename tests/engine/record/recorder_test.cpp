@@ -218,6 +218,7 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   facts.steps = facts.full_steps = 4;
   facts.samples = 128;
   facts.tokens = 128 * 64;
+  facts.step_samples = 32;
   facts.flops_per_sample = 1e9;
   facts.loss_scale = 4096.0;
   facts.skipped_steps = 2;
@@ -231,6 +232,8 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   CHECK(record.step_ms.min == 110.0);
   CHECK(record.samples_per_s == Approx(96 / 0.77));
   CHECK(record.tokens_per_s == Approx(64 * 96 / 0.77));
+  CHECK(record.samples_per_s_median == Approx(32 / 0.3));
+  CHECK(record.tokens_per_s_median == Approx(64 * 32 / 0.3));
   CHECK(record.flops_per_s == Approx(1e9 * 96 / 0.77));
   CHECK(record.train_s.min == 10.0);
   CHECK(record.train_s.mean == 20.0);
@@ -252,10 +255,37 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   CHECK(record.library_bytes == 600);
   CHECK(record.loss_scale == 4096.0);
   CHECK(record.skipped_steps == 2);
-  CHECK_FALSE(record.mfu.has_value());
-  facts.peak_flops_per_s = 5e12;
-  CHECK(merge(ranks, facts).mfu.value() == Approx(1e9 * 96 / 0.77 / 5e12));
   CHECK(record.memory_peak_bytes[6].max == 7.0);
+}
+
+TEST_CASE("flops become shares of what is known about the devices, by named formulas") {
+  EpochFacts facts;
+  facts.flops_per_sample = 1e9;
+  const std::vector<RankEpoch> ranks = {sample_rank(1.0)};
+  const double samples_per_s = 96 / 0.33;
+  EpochRecord record = merge(ranks, facts);
+  CHECK_FALSE(record.mfu.has_value());
+  CHECK_FALSE(record.of_gemm.has_value());
+
+  facts.gemm_flops_per_s = 4e12;
+  facts.palm_flops_per_sample = 1.25e9;
+  facts.recomputed_flops_per_sample = 0.5e9;
+  record = merge(ranks, facts);
+  CHECK(record.of_gemm.value() == Approx(1e9 * samples_per_s / 4e12));
+  CHECK_FALSE(record.mfu_palm.has_value());  // a share of a peak that is not known
+
+  facts.peak_flops_per_s = 5e12;
+  record = merge(ranks, facts);
+  CHECK(record.mfu.value() == Approx(1e9 * samples_per_s / 5e12));
+  CHECK(record.mfu_palm.value() == Approx(1.25e9 * samples_per_s / 5e12));
+  CHECK(record.hfu.value() == Approx(1.5e9 * samples_per_s / 5e12));
+
+  facts.palm_flops_per_sample.reset();
+  facts.recomputed_flops_per_sample.reset();
+  record = merge(ranks, facts);
+  CHECK(record.mfu.has_value());
+  CHECK_FALSE(record.mfu_palm.has_value());
+  CHECK_FALSE(record.hfu.has_value());
 }
 
 TEST_CASE("a rank that did not measure its exposed communication leaves none") {

@@ -21,7 +21,9 @@ void write_run(const std::string& directory, const RunRecord& run, std::int64_t 
   writer.begin(run);
   for (std::int64_t epoch = 0; epoch < epochs; ++epoch) {
     EpochRecord record = sample_epoch(epoch);
-    if (!run.peak_flops_per_s) record.mfu.reset();
+    if (!run.peak_flops_per_s) {
+      for (std::optional<double>* share : {&record.mfu, &record.mfu_palm, &record.hfu, &record.of_gemm}) share->reset();
+    }
     if (run.model.starts_with("vgg")) {
       record.tokens = 0;
       record.tokens_per_s = 0.0;
@@ -56,29 +58,34 @@ TEST_CASE("the table shows speed only for runs that succeeded") {
   const Report report = make_report({directory.path()});
   CHECK(report.warnings.empty());
   const std::string expected =
-      "run             engine  model      ranks  dtype  comm  epochs  status    step ms        speed    mfu  s/epoch  "
-      "validation        peak memory  predicted  exposed comm\n"
-      "--------------  ------  ---------  -----  -----  ----  ------  --------  -------  -----------  -----  -------  "
-      "----------------  -----------  ---------  ------------\n"
-      "sample          zero    gpt2-tiny      2  fp32   mpi      2/2  success     100.5  40960 tok/s  37.5%    12.50  "
-      "perplexity 25.75     24.0 MiB   28.0 MiB         7.46%\n"
-      "vision, small*  ddp     vgg11          2  fp32   mpi      1/1  success     100.5  320.0 smp/s      -   12.50~  "
-      "accuracy 0.6125      24.0 MiB   28.0 MiB         7.46%\n"
-      "too fast        zero    gpt2-tiny      2  fp32   mpi      1/3  diverged        -            -      -        -  "
-      "perplexity 25.75     24.0 MiB   28.0 MiB             -\n"
+      "run             engine  model      ranks  dtype  comm  epochs  status    step ms        speed    mfu   palm    "
+      "hfu  "
+      "of gemm  s/epoch  validation        peak memory  predicted  exposed comm\n"
+      "--------------  ------  ---------  -----  -----  ----  ------  --------  -------  -----------  -----  -----  "
+      "-----  "
+      "-------  -------  ----------------  -----------  ---------  ------------\n"
+      "sample          zero    gpt2-tiny      2  fp32   mpi      2/2  success     100.5  40960 tok/s  46.9%  50.0%  "
+      "48.1%  "
+      "  62.5%    12.50  perplexity 25.75     24.0 MiB   28.0 MiB         7.46%\n"
+      "vision, small*  ddp     vgg11          2  fp32   mpi      1/1  success     100.5  320.0 smp/s      -      -     "
+      " -  "
+      "      -   12.50~  accuracy 0.6125      24.0 MiB   28.0 MiB         7.46%\n"
+      "too fast        zero    gpt2-tiny      2  fp32   mpi      1/3  diverged        -            -      -      -     "
+      " -  "
+      "      -        -  perplexity 25.75     24.0 MiB   28.0 MiB             -\n"
       "too fast: loss is nan in epoch 1, step 7\n"
       "* synthetic data\n"
       "~ extrapolated from part of an epoch\n";
   CHECK(format_report(report, ReportFormat::table) == expected);
 }
 
-TEST_CASE("the table has no column for the share of the peak when no run's peak is known") {
+TEST_CASE("the table has no columns for shares of what is known of no run's devices") {
   const TemporaryDirectory directory;
   RunRecord run = sample_run(1);
   run.peak_flops_per_s.reset();
   write_run(directory / "a", run, 1, RunStatus::success);
   const std::string table = format_report(make_report({directory.path()}), ReportFormat::table);
-  CHECK(table.find("mfu") == std::string::npos);
+  for (const char* column : {"mfu", "palm", "hfu", "gemm"}) CHECK(table.find(column) == std::string::npos);
   CHECK_THAT(table, ContainsSubstring("speed  s/epoch  validation"));
   CHECK_THAT(table, ContainsSubstring("40960 tok/s    12.50  perplexity 25.75"));
 }
@@ -90,17 +97,17 @@ TEST_CASE("csv has one line a run, units in its names and nothing where nothing 
   const std::string root = directory.path();
   const std::string expected =
       "directory,run,engine,model,ranks,dtype,comm,data,synthetic_data,epochs,epochs_planned,status,"
-      "reason,step_ms,samples_per_s,tokens_per_s,mfu,epoch_s,extrapolated,val_metric_name,"
+      "reason,step_ms,samples_per_s,tokens_per_s,mfu,mfu_palm,hfu,of_gemm,epoch_s,extrapolated,val_metric_name,"
       "val_metric,memory_peak_bytes,memory_predicted_bytes,device_memory_used_bytes,library_bytes,comm_exposed_share,"
       "comm_overlap\n" +
       root +
-      "/a,sample,zero,gpt2-tiny,2,fp32,mpi,kjv,false,2,2,success,,100.5,320.0,40960.0,0.375,12.5,"
+      "/a,sample,zero,gpt2-tiny,2,fp32,mpi,kjv,false,2,2,success,,100.5,320.0,40960.0,0.46875,0.5,0.48125,0.625,12.5,"
       "false,perplexity,25.75," +
       "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5\n" + root +
-      "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,kjv,true,1,1,success,,100.5,320.0,,,12.5,true,accuracy,0.6125,"
+      "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,kjv,true,1,1,success,,100.5,320.0,,,,,,12.5,true,accuracy,0.6125,"
       "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5\n" +
       root +
-      "/c,too fast,zero,gpt2-tiny,2,fp32,mpi,kjv,false,1,3,diverged,\"loss is nan in epoch 1, step 7\",,,,,,false,"
+      "/c,too fast,zero,gpt2-tiny,2,fp32,mpi,kjv,false,1,3,diverged,\"loss is nan in epoch 1, step 7\",,,,,,,,,false,"
       "perplexity,25.75,25165824.0,29360135.0,33554432.0,4194304.0,,\n";
   CHECK(csv == expected);
 }
@@ -162,12 +169,12 @@ TEST_CASE("ranks that share an accelerator yield no figures of efficiency and ov
   run.epochs = {sample_epoch(0)};
   ReportRow row = summarize(run);
   CHECK(row.step_ms == 100.5);
-  for (const auto& figure : {row.mfu, row.comm_exposed_share, row.comm_overlap}) {
+  for (const auto& figure : {row.mfu, row.mfu_palm, row.hfu, row.of_gemm, row.comm_exposed_share, row.comm_overlap}) {
     CHECK_FALSE(figure.has_value());
   }
   run.document.run.ranks_per_device = 1;
   row = summarize(run);
-  for (const auto& figure : {row.mfu, row.comm_exposed_share, row.comm_overlap}) {
+  for (const auto& figure : {row.mfu, row.mfu_palm, row.hfu, row.of_gemm, row.comm_exposed_share, row.comm_overlap}) {
     CHECK(figure.has_value());
   }
 }
@@ -190,9 +197,12 @@ TEST_CASE("records from before the median was kept show what they have") {
   run.document.end_utc = "2026-02-03T05:00:00Z";
   run.document.epochs_recorded = 1;
   EpochRecord old = sample_epoch(0);
+  old.samples_per_s_median = old.tokens_per_s_median = 0.0;
   old.comm_exposed_step_ms.reset();
   run.epochs = {old};
   const ReportRow row = summarize(run);
+  CHECK(row.samples_per_s == 256.0);
+  CHECK(row.mfu == 0.375);
   CHECK(row.comm_exposed_share == Approx(0.75 / 10.125));
 }
 

@@ -62,10 +62,15 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
   record.bubble_fraction = 0.0625;
   record.step_ms = {100.5, 90.5, 130.5, 150.5, 88.5, 160.5};
   record.comm_exposed_step_ms = 7.5;
-  record.samples_per_s = 320.0;
-  record.tokens_per_s = 40960.0;
+  record.samples_per_s = 256.0;
+  record.tokens_per_s = 32768.0;
+  record.samples_per_s_median = 320.0;
+  record.tokens_per_s_median = 40960.0;
   record.flops_per_s = 1.5e12;
   record.mfu = 0.375;
+  record.mfu_palm = 0.4;
+  record.hfu = 0.385;
+  record.of_gemm = 0.5;
   record.train_loss = 3.5 - shift;
   record.val_loss = 3.25 - shift;
   record.val_metric_name = "perplexity";
@@ -104,7 +109,9 @@ inline RunRecord sample_run(std::int64_t epochs_planned) {
   run.ranks[1].gpu_start = {210.0, 75.5, 31.0, "idle", 1048576};
   run.ranks[1].gpu_end = {1755.0, 698.25, 66.0, "power cap, software thermal slowdown", 2097152};
   run.flops_formula = "6 N T";
+  run.palm_formula = "6 N T + 12 L C T";
   run.peak_flops_per_s = 4e12;
+  run.gemm_flops_per_s = 3e12;
   run.epochs_planned = epochs_planned;
   run.dp = 2;
   run.comm = "mpi";
