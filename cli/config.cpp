@@ -100,6 +100,13 @@ MeasureOptions read_measure(const ConfigReader& reader, const std::string& devic
   measure.without_communication =
       reader.get("without_communication", false,
                  "exchange nothing after the set-up: times show what communication costs, results are invalid");
+  measure.nvtx = reader.get("nvtx", false,
+                            "name steps, phases, tasks and layers to NVIDIA's profilers (GPUs); no pass is replayed");
+  measure.trace_steps = reader.get<std::int64_t>(
+      "trace", 0, "steps after the warm-up to draw in trace.json; they are slower and count as warm-up", {0, 100});
+  if (measure.nvtx && device != "cuda") {
+    reader.problem("nvtx", "names ranges to NVIDIA's profilers, but this run computes on the CPU; set it to false");
+  }
   return measure;
 }
 

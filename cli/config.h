@@ -21,6 +21,8 @@ struct MeasureOptions {
   bool raw_steps = false;              ///< steps.csv with every step's time
   bool gemm_rate = false;              ///< measure a large matrix product at the start
   bool without_communication = false;  ///< train without exchanging anything: for times only
+  bool nvtx = false;                   ///< name ranges to NVIDIA's profilers
+  std::int64_t trace_steps = 0;        ///< steps in trace.json, after the warm-up
 };
 
 /// What a rank may use, the "limits" block.

@@ -28,10 +28,16 @@ void open_device(Experiment& experiment, int threads, int local_rank) {
                                    .threads = threads,
                                    .ordinal = local_rank % std::max(1, device_count(config.device)),
                                    .memory_limit_bytes = config.limits.memory_limit_mb << 20,
-                                   .record_work = config.cuda_graphs});
+                                   // A replay passes no layer, so that none could be named.
+                                   .record_work = config.cuda_graphs && !config.measure.nvtx});
   experiment.backend =
       make_backend(*experiment.device, {.deterministic = config.training.deterministic, .tf32 = config.training.tf32});
   experiment.backend->set_stream(experiment.device->compute_stream());
+}
+
+void name_ranges(Experiment& experiment) {
+  if (!experiment.config.measure.nvtx || experiment.device->name_ranges()) return;
+  throw ConfigError("/measure/nvtx: this build was made without NVTX; set it to false", ExitCode::unsupported);
 }
 
 /// Rules between the data and the ranks, known only once the data is open.
@@ -110,6 +116,7 @@ std::unique_ptr<Experiment> make_experiment(World& world, const std::string& pat
   const ExperimentConfig& config = experiment->config;
   world.set_timeout(config.limits.timeout_s);
   open_device(*experiment, threads_per_rank(config.limits, rank), rank.local_rank);
+  name_ranges(*experiment);
   world.announce("opening the data");
   experiment->data = open_datasets(config.data, config.model, config.training.seed);
   check_sizes(*experiment, rank.size);

@@ -12,6 +12,8 @@
 #include "cli/memory_advice.h"
 #include "cli/progress.h"
 #include "cli/run_facts.h"
+#include "cli/tracing.h"
+#include "engine/record/range_observer.h"
 #include "engine/record/recorder.h"
 #include "engine/record/run_writer.h"
 
@@ -29,9 +31,11 @@ class Run {
         directory_(args.out.empty() ? "results/" + experiment_->config.name : args.out),
         identity_{experiment_->document->effective_hash(), data_identity(experiment_->data)},
         measure_(experiment_->config.measure),
-        clock_(measure_.warmup_steps, experiment_->device->make_stopwatch()),
+        clock_(measure_.warmup_steps + measure_.trace_steps, experiment_->device->make_stopwatch()),
         progress_(first_rank_, experiment_->config.training.epochs),
-        observers_({&progress_, &clock_, &experiment_->ledger}) {}
+        tracer_(measure_.warmup_steps, measure_.trace_steps, *experiment_->device, clock_, experiment_->ledger),
+        ranges_(experiment_->device->ranges()),
+        observers_({&tracer_, &ranges_, &progress_, &clock_, &experiment_->ledger}) {}
 
   int execute() {
     start();
@@ -52,6 +56,7 @@ class Run {
   void train();
   void finish_epoch(const EpochPlan& plan, const PassResult& trained);
   void check_clocks(double device_s) const;
+  void write_trace(std::int64_t epoch);
   PassResult evaluate(std::int64_t& eval_steps, std::int64_t& full_eval_steps);
   std::vector<RankEpoch> gather(RankEpoch mine);
   void print_epoch(const EpochRecord& record) const;
@@ -67,7 +72,10 @@ class Run {
   const MeasureOptions& measure_;
   PhaseClock clock_;
   Progress progress_;
+  StepTracer tracer_;
+  RangeObserver ranges_;
   Observers observers_;
+  double trace_zero_s_ = 0.0;
   MemoryByKind predicted_;
   std::int64_t first_epoch_ = 0;
   double elapsed_before_s_ = 0.0, start_s_ = 0.0, epoch_start_s_ = 0.0;
@@ -75,7 +83,7 @@ class Run {
   std::vector<RankRecord> ranks_;                              ///< complete on rank 0
   DeviceState device_state_;                                   ///< after the last epoch's training
   EpochRecord last_;
-  bool stopped_ = false;
+  bool stopped_ = false, trace_written_ = false;
 };
 
 /// Directory, memory, initial weights or checkpoint.
@@ -109,6 +117,7 @@ void Run::start() {
   experiment_->engine->prepare();
   if (args_.resume) load_checkpoint(world_, *experiment_->device, *experiment_->engine, directory_, identity_);
   experiment_->silent = measure_.without_communication;
+  if (measure_.trace_steps > 0) trace_zero_s_ = common_zero_s(world_);
   start_s_ = PhaseClock::steady_seconds();
 }
 
@@ -205,6 +214,7 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
         .calls = count.calls, .bytes = count.bytes, .busy_s = count.busy_s, .exposed_s = count.exposed_s};
   }
   for (const double exposed_s : experiment_->ledger.take_steps()) mine.step_exposed_ms.push_back(1000.0 * exposed_s);
+  write_trace(plan.epoch());
   mine.memory_peak = experiment_->device->memory().peak();
   mine.memory_peak_total = experiment_->device->memory().peak_total();
   mine.memory_predicted = predicted_;
@@ -246,6 +256,16 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   if (measure_.raw_steps) writer_->steps(facts.epoch, slowest_step_ms(ranks), mean_exposed_ms(ranks));
   writer_->epoch(last_);
   print_epoch(last_);
+}
+
+/// Once, when its steps are over, or when there are no more steps.
+void Run::write_trace(std::int64_t epoch) {
+  if (measure_.trace_steps == 0 || trace_written_) return;
+  if (!tracer_.complete() && epoch + 1 < experiment_->config.training.epochs) return;
+  world_.announce("writing the trace");
+  const std::string text = tracer_.write(world_, trace_zero_s_);
+  if (first_rank_) writer_->trace(text);
+  trace_written_ = true;
 }
 
 std::vector<RankEpoch> Run::gather(RankEpoch mine) {

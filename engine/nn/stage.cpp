@@ -66,6 +66,7 @@ void Stage::allocate(Device& device) {
   for (Buffer& buffer : scratch_) buffer = device.allocate(scratch_bytes_ / 2, MemoryKind::activations);
   workspace_ = device.allocate(workspace_bytes_, MemoryKind::workspace);
   if (repeatable_) repeated_.emplace(device.compute_stream());
+  ranges_ = device.ranges();
 }
 
 std::vector<Shape> Stage::shapes_for(std::int64_t samples) const {
@@ -152,9 +153,11 @@ Tensor Stage::run_forward(const Pass& pass, bool training) {
   Tensor y;
   pass.host.begin_pass(training);
   for (std::size_t position = 0; position < placed_.size(); ++position) {
+    const Layer& layer = *placed_[position].layer;
+    const NamedRange range(ranges_, [&layer] { return layer.name() + " forward"; });
     pass.host.before_layer(static_cast<int>(position));
     const LayerIo io = layer_io(position, pass, shapes, training);
-    placed_[position].layer->forward(io);
+    layer.forward(io);
     pass.host.after_layer(static_cast<int>(position));
     y = io.y;
   }
@@ -210,6 +213,7 @@ Tensor Stage::run_backward(const Pass& pass, std::vector<char>& touched, Tensor 
   int free_scratch = dy.defined() && dy.raw() == scratch_[0].raw() ? 1 : 0;
   for (std::size_t position = placed_.size(); position-- > 0;) {
     const PlacedLayer& placed = placed_[position];
+    const NamedRange range(ranges_, [&placed] { return placed.layer->name() + " backward"; });
     pass.host.before_layer(static_cast<int>(position));
     LayerIo io = layer_io(position, pass, shapes, true);
     grads_.clear();

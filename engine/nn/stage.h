@@ -116,6 +116,7 @@ class Stage {
   Buffer scratch_[2], workspace_;
   bool repeatable_ = true;
   std::optional<RepeatedWork> repeated_;  ///< from `allocate` on
+  RangeListener* ranges_ = nullptr;       ///< hears the layers' names; null: nobody
   std::vector<Tensor> params_, grads_, saved_;
   std::vector<char> accumulate_;
 };

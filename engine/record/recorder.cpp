@@ -198,13 +198,17 @@ void PhaseClock::epoch_begin() {
   step_samples_.clear();
   unread_.clear();
   phase_ = Phase::other;
+  drawn_from_s_.reset();
+  open_tasks_.clear();
   open_steps_ = 0;
   now_s_ = step_start_s_ = 0.0;
   mark_ = stopwatch_->mark();
 }
 
-void PhaseClock::note(Event event, Phase next) {
-  unread_.push_back({stopwatch_->mark(), event, next});
+void PhaseClock::note(Moment moment) {
+  moment.mark = stopwatch_->mark();
+  moment.traced = trace_ != nullptr && trace_->recording();
+  unread_.push_back(moment);
   if (unread_.size() > kMostUnread) read_oldest(kUnreadAtStepEnd);
 }
 
@@ -218,6 +222,8 @@ void PhaseClock::read(const Moment& moment) {
   mark_ = moment.mark;
   now_s_ += passed_s;
   epoch_.phase_s[static_cast<std::size_t>(phase_)] += passed_s;
+  draw(moment);
+  if (moment.event == Event::task_begin || moment.event == Event::task_end) return;
   if (moment.event == Event::step_begin) {
     step_start_s_ = now_s_;
     return;
@@ -228,14 +234,50 @@ void PhaseClock::read(const Moment& moment) {
   step_start_s_ = now_s_;
 }
 
-void PhaseClock::phase(Phase phase) { note(Event::phase, phase); }
+/// What ends at this moment goes into the trace, and what begins is remembered for it.
+void PhaseClock::draw(const Moment& moment) {
+  if (!moment.traced) {
+    drawn_from_s_.reset();
+    open_tasks_.clear();
+    return;
+  }
+  const double at_s = stopwatch_->host_s(moment.mark);
+  if (moment.event == Event::task_begin) {
+    open_tasks_.emplace_back(str(moment.task, " ", moment.number), at_s);
+    return;
+  }
+  if (moment.event == Event::task_end) {
+    if (open_tasks_.empty()) return;  // it began before the trace
+    trace_->span(Trace::Row::schedule, open_tasks_.back().first, open_tasks_.back().second, at_s);
+    open_tasks_.pop_back();
+    return;
+  }
+  if (drawn_from_s_) trace_->span(Trace::Row::steps, kPhaseNames[static_cast<int>(phase_)], *drawn_from_s_, at_s);
+  drawn_from_s_ = at_s;
+  if (moment.event == Event::phase) return;
+  if (moment.event == Event::step_end) {
+    trace_->span(Trace::Row::steps, str("step ", moment.number), step_drawn_from_s_, at_s);
+  }
+  step_drawn_from_s_ = at_s;
+}
+
+void PhaseClock::phase(Phase phase) { note({.event = Event::phase, .next = phase}); }
+
+void PhaseClock::task_begin(const char* what, std::int64_t number) {
+  if (trace_ == nullptr || !trace_->recording()) return;
+  note({.event = Event::task_begin, .task = what, .number = number});
+}
+
+void PhaseClock::task_end() {
+  if (trace_ != nullptr && trace_->recording()) note({.event = Event::task_end});
+}
 
 void PhaseClock::step_begin() {
-  if (open_steps_++ == 0) note(Event::step_begin, Phase::other);
+  if (open_steps_++ == 0) note({.event = Event::step_begin});
 }
 
 void PhaseClock::step_end(const StepReport& report) {
-  note(Event::step_end, Phase::other);
+  note({.event = Event::step_end, .number = report.step});
   read_oldest(kUnreadAtStepEnd);
   step_samples_.push_back(report.samples);
   open_steps_ = std::max(open_steps_ - 1, 0);
@@ -243,7 +285,7 @@ void PhaseClock::step_end(const StepReport& report) {
 }
 
 RankEpoch PhaseClock::epoch_end() {
-  note(Event::phase, Phase::other);
+  note({.event = Event::phase});
   read_oldest(0);
   epoch_.train_s = now_s_;
   const auto steps = static_cast<std::int64_t>(step_samples_.size());

@@ -19,11 +19,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/device/device.h"
 #include "engine/record/observer.h"
 #include "engine/record/records.h"
+#include "engine/record/trace.h"
 
 namespace pdl {
 
@@ -66,24 +68,36 @@ class PhaseClock final : public Observer {
 
   void step_begin() override;
   void phase(Phase phase) override;
+  /// Tasks matter to a trace only.
+  void task_begin(const char* what, std::int64_t number) override;
+  void task_end() override;
   /// A step lasts from its step_begin or, when steps overlap, from the end of the step before.
   void step_end(const StepReport& report) override;
+
+  /// Steps, phases and tasks go there too while it records; null: nowhere.
+  void trace_to(Trace* trace) { trace_ = trace; }
+  /// See Stopwatch::anchor; before a trace begins.
+  void anchor() { stopwatch_->anchor(); }
 
   /// The latest report: loss and learning rate for progress lines.
   const StepReport& last_step() const { return last_step_; }
   static double steady_seconds();
 
  private:
-  enum class Event { phase, step_begin, step_end };
+  enum class Event { phase, task_begin, task_end, step_begin, step_end };
   /// What happened at a mark, until its time is read.
   struct Moment {
-    std::int64_t mark;
-    Event event;
-    Phase next;  ///< from here on
+    std::int64_t mark = 0;
+    Event event = Event::phase;
+    Phase next = Phase::other;  ///< from here on
+    const char* task = "";      ///< that begins
+    std::int64_t number = 0;    ///< of the task or step
+    bool traced = false;
   };
-  void note(Event event, Phase next);
+  void note(Moment moment);
   void read_oldest(std::size_t keep);
   void read(const Moment& moment);
+  void draw(const Moment& moment);
 
   std::unique_ptr<Stopwatch> stopwatch_;
   std::int64_t warmup_left_;
@@ -96,6 +110,11 @@ class PhaseClock final : public Observer {
   std::int64_t mark_ = 0;
   Phase phase_ = Phase::other;
   double now_s_ = 0.0, step_start_s_ = 0.0;
+  // For the trace: since when, on the host's clock, the phase, the step and the tasks under way last.
+  Trace* trace_ = nullptr;
+  std::optional<double> drawn_from_s_;
+  double step_drawn_from_s_ = 0.0;
+  std::vector<std::pair<std::string, double>> open_tasks_;
 };
 
 /// A RankEpoch as numbers only, so that one gather brings all ranks together. Lengths differ between ranks; zeros

@@ -18,6 +18,7 @@ constexpr const char* kRunFile = "/run.json";
 constexpr const char* kEpochsFile = "/epochs.jsonl";
 constexpr const char* kStepsFile = "/steps.csv";
 constexpr const char* kLockFile = "/run.lock";
+constexpr const char* kTraceFile = "/trace.json";
 constexpr const char* kStepsHeader = "epoch,step,step_ms,comm_exposed_ms\n";
 
 bool holds_more_than_the_lock(const std::string& directory) {
@@ -49,7 +50,7 @@ void remove_records(const std::string& directory) {
   // run.json goes first: without it, nobody takes what is left for a run.
   remove_file(directory + kRunFile);
   sync_directory(directory);
-  for (const char* name : {kEpochsFile, kStepsFile, "/trace.json"}) remove_file(directory + name);
+  for (const char* name : {kEpochsFile, kStepsFile, kTraceFile}) remove_file(directory + name);
 }
 
 /// Bytes of epochs.jsonl that hold epochs 0 .. first_epoch - 1, and when the last of them ended.
@@ -179,6 +180,11 @@ void RunWriter::steps(std::int64_t epoch, const std::vector<double>& step_ms, co
     rows += str(epoch, ",", i, ",", json_number(step_ms[i]), ",", exposed, "\n");
   }
   state_->steps->append(rows);
+}
+
+void RunWriter::trace(const std::string& text) {
+  PDL_CHECK(state_->stage == State::Stage::running, "a trace comes between begin and finish");
+  replace_file(directory_ + kTraceFile, text);
 }
 
 void RunWriter::ranks(const std::vector<RankRecord>& ranks) {

@@ -5,6 +5,7 @@
 //   epochs.jsonl  one whole line per write to an append-only descriptor, fsynced; a partial last line is dropped by
 //                 readers (stored_run.h)
 //   steps.csv     raw step times on request
+//   trace.json    what the ranks did during a few steps, on request (trace.h)
 //   run.lock      host, pid and start time while the run lasts; a second run in the same place is refused
 // Used on rank 0 only. Every failure to write throws Error(internal) with the path and the system's words; what was
 // written before stays.
@@ -39,6 +40,8 @@ class RunWriter {
   /// Appends raw step times and exposed communication (ms; empty when not measured) to steps.csv, on the medium with
   /// the next `epoch` or `finish`.
   void steps(std::int64_t epoch, const std::vector<double>& step_ms, const std::vector<double>& exposed_ms);
+  /// Replaces trace.json.
+  void trace(const std::string& text);
   /// The ranks with what is known about them at the end; on the medium with `finish`.
   void ranks(const std::vector<RankRecord>& ranks);
   /// Rewrites run.json with the final status; `reason` is empty for success. Gives the lock back. Call once, last.

@@ -64,7 +64,7 @@ void Replica::accumulate(const StepOrder& order, GradientListener* listener, Obs
   touched_.assign(touched_.size(), 0);
   if (pieces_ == 0) context_.backend.fill(store_.grads(), 0.0);
   for (std::int64_t piece = 0; piece < pieces_; ++piece) {
-    train_micro_batch(order, piece + 1 == pieces_ ? listener : nullptr, observer);
+    train_micro_batch(piece, order, piece + 1 == pieces_ ? listener : nullptr, observer);
   }
 }
 
@@ -76,14 +76,16 @@ std::int64_t Replica::begin_step() {
 void Replica::run_round(std::int64_t round, const StepOrder& order, GradientListener* listener, Observer& observer) {
   touched_.assign(touched_.size(), 0);
   if (round < pieces_) {
-    train_micro_batch(order, listener, observer);
+    train_micro_batch(round, order, listener, observer);
   } else {
     observer.phase(Phase::communication);
     stage_.idle_pass(store_, *host_, true, listener);
   }
 }
 
-void Replica::train_micro_batch(const StepOrder& order, GradientListener* listener, Observer& observer) {
+void Replica::train_micro_batch(std::int64_t piece, const StepOrder& order, GradientListener* listener,
+                                Observer& observer) {
+  observer.task_begin("micro-batch", piece);
   const auto predictions = static_cast<double>(order.global_samples * context_.model.predictions_per_sample);
   observer.phase(Phase::data);
   MicroBatch batch = training_feeder_->next(context_.device.compute_stream(), order.update);
@@ -99,6 +101,7 @@ void Replica::train_micro_batch(const StepOrder& order, GradientListener* listen
     stage_.backward(store_, store_.values(), store_.grads(), touched_, slot_, batch, batch.input, Tensor(), listener);
   }
   training_feeder_->send_ahead();
+  observer.task_end();
 }
 
 void Replica::forward(const MicroBatch& batch, bool training) {

@@ -72,7 +72,7 @@ class Replica final : public HeldModel {
   /// One sum of squares per parameter, on the host.
   std::vector<double> gradient_squares();
   void forward(const MicroBatch& batch, bool training);
-  void train_micro_batch(const StepOrder& order, GradientListener* listener, Observer& observer);
+  void train_micro_batch(std::int64_t piece, const StepOrder& order, GradientListener* listener, Observer& observer);
 
   Buffer metrics_, norms_;
   std::vector<char> touched_;

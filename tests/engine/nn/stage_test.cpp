@@ -303,3 +303,25 @@ TEST_CASE("a stage tells what it takes and hands on") {
   CHECK(text.pieces()[0].stage->forward_flops(2) + text.pieces()[1].stage->forward_flops(2) ==
         Chain(gpt, {}).pieces()[0].stage->forward_flops(2));
 }
+
+TEST_CASE("layers tell a profiler their names, from the outside of each pass") {
+  struct Names final : RangeListener {
+    explicit Names(std::vector<std::string>& to) : names(to) {}
+    void push(const std::string& name) override { names.push_back(name); }
+    void pop() override { names.push_back(")"); }
+    std::vector<std::string>& names;
+  };
+  const TinyModel model = tiny_mlp();
+  Chain chain(model, {});
+  std::vector<std::string> names;
+  chain.device().name_ranges_to(std::make_unique<Names>(names));
+  chain.pieces()[0].stage->allocate(chain.device());  // where a stage asks who listens
+  const auto batch = make_batch(model, {0, 1}, 2);
+  run(chain, *batch);
+  std::vector<std::string> expected;
+  for (const auto& layer : chain.layers()) expected.insert(expected.end(), {layer->name() + " forward", ")"});
+  for (std::size_t i = chain.layers().size(); i-- > 0;) {
+    expected.insert(expected.end(), {chain.layers()[i]->name() + " backward", ")"});
+  }
+  CHECK(names == expected);
+}

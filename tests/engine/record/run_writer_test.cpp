@@ -172,6 +172,7 @@ TEST_CASE("resuming keeps earlier epochs and drops later and partial lines") {
     again.start_utc = "2026-02-03T09:00:00Z";
     writer.begin(again);
     writer.steps(2, {7.0}, {});
+    writer.trace("{}\n");
     for (std::int64_t epoch = 2; epoch < 5; ++epoch) writer.epoch(sample_epoch(epoch));
     writer.finish(RunStatus::success, "");
   }
@@ -186,6 +187,7 @@ TEST_CASE("resuming keeps earlier epochs and drops later and partial lines") {
   CHECK(run.document.resumes[0].previous_config_hash == "0123456789abcdef");
   CHECK(content_of(path + "/steps.csv") ==
         "epoch,step,step_ms,comm_exposed_ms\n0,0,1.0,0.5\n0,1,2.0,0.25\n1,0,1.0,0.5\n1,1,2.0,0.25\n2,0,7.0,\n");
+  CHECK(content_of(path + "/trace.json") == "{}\n");
 }
 
 TEST_CASE("resuming where records are missing is an error in the data") {

@@ -2,9 +2,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "engine/record/recorder.h"
 #include "tests/support/catch.h"
+#include "tests/support/virtual_device.h"
 
 using namespace pdl;
+using namespace pdl::testing;
 using nlohmann::json;
 
 namespace {
@@ -87,4 +90,73 @@ TEST_CASE("memory is a counter by kind") {
   CHECK(counters[0]["ts"] == 2e6);
   CHECK(counters[0]["args"].size() == kMemoryKinds);
   CHECK(counters[0]["args"]["gradients"] == 4096);
+}
+
+TEST_CASE("the phase clock draws the steps during which the trace records") {
+  VirtualDevice device;
+  PhaseClock clock(0, device.make_stopwatch());
+  Trace trace;
+  clock.trace_to(&trace);
+  clock.anchor();
+  clock.epoch_begin();
+  const auto pass = [&device](double seconds) { device.compute_stream().now_s += seconds; };
+  for (int step = 0; step < 4; ++step) {
+    if (step == 1) trace.record(true);
+    clock.step_begin();
+    pass(0.125);
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      clock.task_begin("micro-batch", micro_batch);
+      clock.phase(Phase::forward);
+      pass(1.0);
+      clock.phase(Phase::backward);
+      pass(2.0);
+      clock.task_end();
+    }
+    clock.phase(Phase::optimizer);
+    pass(0.5);
+    clock.step_end({.step = step});
+    if (step == 2) trace.record(false);
+    pass(0.25);  // between steps
+  }
+  const RankEpoch epoch = clock.epoch_end();
+  CHECK(epoch.step_ms == std::vector<double>(4, 6625.0));
+  CHECK(epoch.phase(Phase::forward) == 8.0);  // tasks cut no phase short
+
+  // Steps 1 and 2: 6.875 s to 13.5 s, 13.75 s to 20.375 s on the compute stream.
+  std::vector<json> steps, phases, tasks;
+  for (const json& span : events_of(parsed(trace, 1000.0), "X")) {
+    const bool is_step = span["name"].get<std::string>().starts_with("step");
+    (span["tid"] == static_cast<int>(Trace::Row::schedule) ? tasks : is_step ? steps : phases).push_back(span);
+  }
+  REQUIRE(steps.size() == 2);
+  CHECK(steps[0]["name"] == "step 1");
+  CHECK(steps[0]["ts"] == 6.875e6);
+  CHECK(steps[1]["ts"] == 13.75e6);
+  CHECK(steps[1]["dur"] == 6.625e6);
+  REQUIRE(phases.size() == 2 * 6 + 1);
+  const std::vector<std::string> names = {"other", "forward", "backward", "forward", "backward", "optimizer", "other"};
+  for (std::size_t i = 0; i < names.size(); ++i) CHECK(phases[i]["name"] == names[i]);
+  CHECK(phases[6]["ts"] == 13.5e6);  // from step to step
+  double within = 0.0;
+  for (std::size_t i = 0; i < 6; ++i) within += phases[i]["dur"].get<double>();
+  CHECK(within == steps[0]["dur"].get<double>());
+  REQUIRE(tasks.size() == 4);
+  CHECK(tasks[1]["name"] == "micro-batch 1");
+  CHECK(tasks[1]["ts"] == 10e6);
+  CHECK(tasks[1]["dur"] == 3e6);
+}
+
+TEST_CASE("without a trace tasks cost no mark") {
+  VirtualDevice device;
+  PhaseClock clock(0, device.make_stopwatch());
+  clock.epoch_begin();
+  clock.step_begin();
+  const int before = device.reads->count;
+  for (int i = 0; i < 5000; ++i) {
+    clock.task_begin("micro-batch", i);
+    clock.task_end();
+  }
+  clock.step_end({});
+  clock.epoch_end();
+  CHECK(device.reads->count == before + 3);  // the step's two ends and the epoch's
 }
