@@ -90,6 +90,27 @@ std::optional<double> total_peak_flops_per_s(const RunRecord& run) {
   return total > 0.0 ? std::optional(total) : std::nullopt;
 }
 
+int different_gpus(const std::vector<RankRecord>& ranks, const std::string& backend) {
+  std::set<std::string> gpus;
+  for (const RankRecord& rank : ranks) gpus.insert(rank.host + rank.device_uuid);
+  return backend == "cpu" ? 0 : static_cast<int>(gpus.size());
+}
+
+std::map<std::string, std::string> describe_versions(const World& world, const Experiment& experiment) {
+  std::map<std::string, std::string> versions = {{"pdlbench", str(kVersion)},
+                                                 {"git_sha", str(kGitSha)},
+                                                 {"git_dirty", kGitDirty ? "true" : "false"},
+                                                 {"compiler", str(kCompiler)},
+                                                 {"build_type", str(kBuildType)},
+                                                 {"flags", str(kFlags)},
+                                                 {"mpi", world.info().mpi_library},
+                                                 {"backend_library", experiment.backend->library()}};
+  if (const std::string library = experiment.communicator->library(); !library.empty()) {
+    versions["comm_library"] = library;
+  }
+  return versions;
+}
+
 }  // namespace
 
 RunRecord collect_run_facts(World& world, const Experiment& experiment, const std::string& command_line) {
@@ -114,14 +135,7 @@ RunRecord collect_run_facts(World& world, const Experiment& experiment, const st
   run.config_json = experiment.document->effective_json();
   run.config_hash = experiment.document->effective_hash();
   run.engine_description_json = knobs_json(description);
-  run.versions = {{"pdlbench", str(kVersion)},
-                  {"git_sha", str(kGitSha)},
-                  {"git_dirty", kGitDirty ? "true" : "false"},
-                  {"compiler", str(kCompiler)},
-                  {"build_type", str(kBuildType)},
-                  {"flags", str(kFlags)},
-                  {"mpi", world.info().mpi_library},
-                  {"backend_library", experiment.backend->library()}};
+  run.versions = describe_versions(world, experiment);
   run.environment = relevant_environment();
   run.data = describe_data(experiment.data);
   run.epochs_planned = config.training.epochs;
@@ -130,6 +144,7 @@ RunRecord collect_run_facts(World& world, const Experiment& experiment, const st
   run.pp = description.pp;
   run.backend = experiment.backend->name();
   run.ranks_per_device = most_ranks_per_device(run.ranks, run.backend);
+  run.gpus = different_gpus(run.ranks, run.backend);
   run.comm = experiment.communicator->transport();
   run.launcher = world.info().launcher;
   run.dtype = config.training.tf32 ? "tf32" : std::string(name_of(config.training.dtype));

@@ -273,6 +273,7 @@ void read_world(const Fields& world, RunRecord& run) {
   run.tp = world.small_integer("tp");
   run.pp = world.small_integer("pp");
   run.ranks_per_device = world.small_integer("ranks_per_device");
+  if (world.has("gpus")) run.gpus = world.small_integer("gpus");
   run.comm = world.text("comm");
   run.launcher = world.text("launcher");
 }
@@ -414,6 +415,7 @@ std::string to_json(const RunDocument& document) {
         {"tp", run.tp},
         {"pp", run.pp},
         {"ranks_per_device", run.ranks_per_device},
+        {"gpus", run.gpus},
         {"comm", run.comm},
         {"launcher", run.launcher}}},
       {"synthetic_data", run.synthetic_data},

@@ -91,6 +91,7 @@ struct RunRecord {
   int dp = 1, tp = 1, pp = 1;
   int ranks_per_device = 1;
   std::string comm, launcher, backend, dtype;
+  int gpus = 0;                            ///< different ones; 0 on CPUs
   std::string flops_formula;               ///< how operations of the model are counted
   std::string palm_formula;                ///< likewise for mfu_palm; empty when there is none
   std::optional<double> peak_flops_per_s;  ///< of all devices together, in this dtype; empty when not known

@@ -131,7 +131,7 @@ std::string run_cell(const Report& report, const ReportRow& row) {
 }
 
 Cells table_cells(const Report& report, const ReportRow& row) {
-  return {run_cell(report, row) + (row.synthetic_data ? "*" : ""),
+  return {run_cell(report, row) + (row.synthetic_data ? "*" : "") + (row.ranks_per_device > 1 ? "!" : ""),
           row.engine,
           row.model,
           str(row.ranks),
@@ -180,11 +180,12 @@ void drop_empty_columns(std::vector<Cells>& lines) {
 
 std::string format_table(const Report& report) {
   std::vector<Cells> lines = {kTableHeader};
-  bool synthetic = false, extrapolated = false;
+  bool synthetic = false, extrapolated = false, shared = false;
   for (const ReportRow& row : report.rows) {
     lines.push_back(table_cells(report, row));
     synthetic = synthetic || row.synthetic_data;
     extrapolated = extrapolated || (row.extrapolated && row.epoch_s);
+    shared = shared || row.ranks_per_device > 1;
   }
   drop_empty_columns(lines);
   std::vector<std::size_t> widths(lines.front().size(), 0);
@@ -201,6 +202,7 @@ std::string format_table(const Report& report) {
   }
   if (synthetic) text += "* synthetic data\n";
   if (extrapolated) text += "~ extrapolated from part of an epoch\n";
+  if (shared) text += "! ranks share a GPU: right, but no measure of speed; efficiency and overlap are withheld\n";
   return text;
 }
 
@@ -225,6 +227,7 @@ std::vector<Field> fields_of(const ReportRow& row) {
           {"ranks", str(row.ranks)},
           {"dtype", row.dtype, true},
           {"comm", row.comm, true},
+          {"ranks_per_device", str(row.ranks_per_device)},
           {"data", row.data, true},
           {"synthetic_data", row.synthetic_data ? "true" : "false"},
           {"epochs", str(row.epochs)},
@@ -304,6 +307,7 @@ ReportRow summarize(const StoredRun& run) {
   row.ranks = static_cast<int>(document.run.ranks.size());
   row.dtype = document.run.dtype;
   row.comm = document.run.comm;
+  row.ranks_per_device = document.run.ranks_per_device;
   if (const auto name = document.run.data.find("name"); name != document.run.data.end()) row.data = name->second;
   row.synthetic_data = document.run.synthetic_data;
   row.epochs = static_cast<std::int64_t>(run.epochs.size());

@@ -16,6 +16,7 @@ struct ReportRow {
   std::string directory, name, engine, model;
   int ranks = 0;
   std::string dtype, comm, data;
+  int ranks_per_device = 1;
   bool synthetic_data = false;
   std::int64_t epochs = 0, epochs_planned = 0;
   std::string status;  ///< as in run.json, or "invalid": says success, but its records are not sound

@@ -52,6 +52,8 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string transport() const = 0;  ///< "self", "mpi", "nccl"
   virtual std::string axis() const = 0;       ///< which grid axis this group is: "dp", "tp", "pp", "world"
+  /// Name and version of the library that carries it, "NCCL 2.28.9"; empty for MPI, which the World names.
+  virtual std::string library() const { return ""; }
   /// The stream in which collectives run; null when the host carries them. Messages may run in others.
   virtual Stream* own_stream() { return nullptr; }
 

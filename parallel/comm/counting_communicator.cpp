@@ -94,6 +94,7 @@ class CountingCommunicator final : public Communicator {
   std::string axis() const override { return inner_->axis(); }
 
   Stream* own_stream() override { return inner_->own_stream(); }
+  std::string library() const override { return inner_->library(); }
 
   Work all_reduce(Tensor inout, ReduceOp op, Stream& stream) override {
     return counted("all_reduce", ring("all_reduce", inout), stream,

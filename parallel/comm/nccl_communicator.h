@@ -50,6 +50,7 @@ class NcclCommunicator final : public Communicator {
   int size() const override { return group_->size(); }
   std::string transport() const override { return "nccl"; }
   std::string axis() const override { return axis_; }
+  std::string library() const override { return "NCCL " + nccl_version(); }
   Stream* own_stream() override { return stream_.get(); }
 
   Work all_reduce(Tensor inout, ReduceOp op, Stream& stream) override;

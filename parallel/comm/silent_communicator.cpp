@@ -17,6 +17,7 @@ class SilentCommunicator final : public Communicator {
   int size() const override { return inner_->size(); }
   std::string transport() const override { return inner_->transport(); }
   std::string axis() const override { return inner_->axis(); }
+  std::string library() const override { return inner_->library(); }
 
   Stream* own_stream() override { return inner_->own_stream(); }
 

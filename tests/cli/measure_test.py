@@ -160,6 +160,7 @@ class Records(Case):
         self.assertGreater(epoch["comm_exposed_step_ms"], 0)
         self.assertLess(epoch["comm_exposed_step_ms"], epoch["step_ms"]["max"])
         self.assertIn("PaLM", self.run_json()["palm_formula"])
+        self.assertEqual(self.run_json()["world"]["gpus"], 0)
 
     def test_settings_are_listed_with_defaults(self):
         settings = json.loads(self.run_binary("list", "settings", "--json").stdout)["settings"]

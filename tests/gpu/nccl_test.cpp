@@ -146,6 +146,7 @@ TEST_CASE("NCCL on one rank") {
     check_done(*group);
     CHECK(group->split(0, 0, "tp")->transport() == "self");
     check_done(*group);
+    CHECK(group->library() == "NCCL " + nccl_version());
     CHECK(group->own_stream() != nullptr);
     check_measured(world->make_communicator(*gpu()->device, {.kind = "nccl", .max_ctas = max_ctas}));
   }

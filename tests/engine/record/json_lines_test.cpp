@@ -76,9 +76,12 @@ TEST_CASE("what is not known is absent, and what older records lack is no mistak
   CHECK(text.find("\"gpu\"") == std::string::npos);
   const std::string formula = "  \"flops_formula\": \"6 N T\",\n";
   text.erase(text.find(formula), formula.size());
+  const std::string gpus = "    \"gpus\": 2,\n";
+  text.erase(text.find(gpus), gpus.size());
   const RunDocument old_run = run_from_json(text);
   CHECK(old_run.run.flops_formula.empty());
   CHECK_FALSE(old_run.run.peak_flops_per_s.has_value());
+  CHECK(old_run.run.gpus == 0);
   CHECK(old_run.run.ranks[1].gpu_end.empty());
 }
 

@@ -96,18 +96,18 @@ TEST_CASE("csv has one line a run, units in its names and nothing where nothing 
   const std::string csv = format_report(make_report({directory.path()}), ReportFormat::csv);
   const std::string root = directory.path();
   const std::string expected =
-      "directory,run,engine,model,ranks,dtype,comm,data,synthetic_data,epochs,epochs_planned,status,"
+      "directory,run,engine,model,ranks,dtype,comm,ranks_per_device,data,synthetic_data,epochs,epochs_planned,status,"
       "reason,step_ms,samples_per_s,tokens_per_s,mfu,mfu_palm,hfu,of_gemm,epoch_s,extrapolated,val_metric_name,"
       "val_metric,memory_peak_bytes,memory_predicted_bytes,device_memory_used_bytes,library_bytes,comm_exposed_share,"
       "comm_overlap\n" +
       root +
-      "/a,sample,zero,gpt2-tiny,2,fp32,mpi,kjv,false,2,2,success,,100.5,320.0,40960.0,0.46875,0.5,0.48125,0.625,12.5,"
+      "/a,sample,zero,gpt2-tiny,2,fp32,mpi,1,kjv,false,2,2,success,,100.5,320.0,40960.0,0.46875,0.5,0.48125,0.625,12.5,"
       "false,perplexity,25.75," +
       "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5\n" + root +
-      "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,kjv,true,1,1,success,,100.5,320.0,,,,,,12.5,true,accuracy,0.6125,"
+      "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,1,kjv,true,1,1,success,,100.5,320.0,,,,,,12.5,true,accuracy,0.6125,"
       "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5\n" +
       root +
-      "/c,too fast,zero,gpt2-tiny,2,fp32,mpi,kjv,false,1,3,diverged,\"loss is nan in epoch 1, step 7\",,,,,,,,,false,"
+      "/c,too fast,zero,gpt2-tiny,2,fp32,mpi,1,kjv,false,1,3,diverged,\"loss is nan in epoch 1, step 7\",,,,,,,,,false,"
       "perplexity,25.75,25165824.0,29360135.0,33554432.0,4194304.0,,\n";
   CHECK(csv == expected);
 }
@@ -158,7 +158,7 @@ TEST_CASE("the check sees epochs out of order and times that run backwards") {
   CHECK(problems[2] == "elapsed_s runs backwards at epoch 1");
 }
 
-TEST_CASE("ranks that share an accelerator yield no figures of efficiency and overlap") {
+TEST_CASE("ranks that share an accelerator yield no figures of efficiency and overlap, and the table says so") {
   StoredRun run;
   run.document.run = sample_run(1);
   run.document.run.backend = "cuda";
@@ -172,11 +172,20 @@ TEST_CASE("ranks that share an accelerator yield no figures of efficiency and ov
   for (const auto& figure : {row.mfu, row.mfu_palm, row.hfu, row.of_gemm, row.comm_exposed_share, row.comm_overlap}) {
     CHECK_FALSE(figure.has_value());
   }
+  Report report;
+  report.rows = {row};
+  const std::string table = format_report(report, ReportFormat::table);
+  CHECK_THAT(table, ContainsSubstring("\nsample!  "));
+  CHECK_THAT(table, ContainsSubstring("\n! ranks share a GPU: right, but no measure of speed"));
+  CHECK(table.find("mfu") == std::string::npos);
+
   run.document.run.ranks_per_device = 1;
   row = summarize(run);
   for (const auto& figure : {row.mfu, row.mfu_palm, row.hfu, row.of_gemm, row.comm_exposed_share, row.comm_overlap}) {
     CHECK(figure.has_value());
   }
+  report.rows = {row};
+  CHECK(format_report(report, ReportFormat::table).find('!') == std::string::npos);
 }
 
 TEST_CASE("a benchmark is no result: it yields its reason and nothing else") {

@@ -112,6 +112,7 @@ inline RunRecord sample_run(std::int64_t epochs_planned) {
   run.palm_formula = "6 N T + 12 L C T";
   run.peak_flops_per_s = 4e12;
   run.gemm_flops_per_s = 3e12;
+  run.gpus = 2;
   run.epochs_planned = epochs_planned;
   run.dp = 2;
   run.comm = "mpi";
