@@ -14,7 +14,9 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 
 /// What the layer of `io` hands on.
 InputActivation made_by(const LayerIo& io, const OutputActivation& output, const Tensor& pre_activation) {
-  InputActivation input = {.activation = output.activation, .pre_activation = pre_activation};
+  InputActivation input;
+  input.activation = output.activation;
+  input.pre_activation = pre_activation;
   if (output.bias >= 0) {
     const auto bias = static_cast<std::size_t>(output.bias);
     input.dbias = io.grads[bias];
