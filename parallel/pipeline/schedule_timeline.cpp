@@ -117,6 +117,7 @@ std::vector<std::string> draw(const Schedule& schedule, const Timeline& timeline
       const std::size_t begin = column(timeline.ranks[rank][i].begin);
       const std::size_t length = column(timeline.ranks[rank][i].end) - begin;
       std::string cell = label_of(schedule, action);
+      if (cell.size() > length) cell.resize(1);  // rather no number than a part of it
       cell.resize(length, '-');
       line.replace(begin, length, cell);
     }

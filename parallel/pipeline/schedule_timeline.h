@@ -38,7 +38,7 @@ struct Timeline {
 Timeline simulate(const Schedule& schedule, const std::vector<StageCost>& costs);
 
 /// One line for each rank: what it does when, on a scale on which the shortest pass has room for its name where `width`
-/// columns allow it. "F0", "B0", "R0" begin a pass, "-" goes on with it, "." is waiting.
+/// columns allow it. "F0", "B0", "R0" begin a pass ("F" where there is no room), "-" goes on with it, "." is waiting.
 std::vector<std::string> draw(const Schedule& schedule, const Timeline& timeline, int width = 110);
 
 }  // namespace pdl

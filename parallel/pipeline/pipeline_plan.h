@@ -1,0 +1,74 @@
+#pragma once
+// All that follows from a cut and a schedule before anything is allocated: which rank has which layers, how large its
+// buffers are, how many bytes it sends, and which parameters two stages share. Plans only; every rank makes the same
+// one.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "parallel/engine.h"
+#include "parallel/pipeline/partition.h"
+#include "parallel/pipeline/pipeline_executor.h"
+#include "parallel/pipeline/schedule_timeline.h"
+#include "parallel/pipeline/stage_feeder.h"
+
+namespace pdl {
+
+struct PipelineOptions {
+  Balance balance;             ///< layers of each virtual stage
+  int stages = 1, chunks = 1;  ///< ranks, and virtual stages on each
+  int micro_batches = 1;       ///< of a step, where it has as many samples
+  bool gathered_loss = false;  ///< the loss is left out of the last stage and computed once all outputs are there
+  std::function<Schedule(int micro_batches)> schedule;  ///< of a training step
+};
+
+/// A parameter that two stages hold, each in its own store: equal at the start, and equal for ever when both are
+/// updated with the sum of their gradients.
+struct TiedPair {
+  std::string name, copy_name;  ///< of the parameter, and of what is tied to it
+  int rank = 0, copy_rank = 0;
+  std::int64_t elements = 0;
+};
+
+class PipelinePlan {
+ public:
+  /// Checks the schedules. Throws Error(internal) when one cannot be run.
+  PipelinePlan(const EngineContext& context, PipelineOptions options);
+
+  const PipelineOptions& options() const { return options_; }
+  const LayerList& layers() const { return layers_; }
+  Schedule training(int micro_batches) const { return options_.schedule(micro_batches); }
+  Schedule evaluation(int micro_batches) const;
+
+  /// The rank's virtual stages, and the loss behind them where it is gathered.
+  std::vector<std::unique_ptr<StagePart>> make_parts(int rank) const;
+  ExecutorSize executor_size(int rank) const;
+  std::unique_ptr<StageFeeder> make_feeder(int rank, const Dataset& dataset, bool training) const;
+  const std::vector<TiedPair>& tied() const { return tied_; }
+  /// The dense model's parameters, in registration order, and the rank that has each.
+  const ParamStore& dense() const { return dense_; }
+  int owner_of(int dense_index) const;
+  /// Elements of other ranks' parameters that rank 0 receives at a time when it visits all; 0 when it has them all.
+  std::int64_t visit_elements() const;
+
+  /// Of a rank at its peak, optimizer left out; and what it sends and receives in a full step.
+  MemoryByKind predicted_memory(int rank) const;
+  CommCounts predicted_messages(int rank) const;
+  /// Costs of the virtual stages for one micro-batch, from the costs of the layers.
+  std::vector<StageCost> stage_costs(const std::vector<LayerCost>& layers) const;
+
+ private:
+  std::pair<int, int> layer_range(int virtual_stage) const;
+  StageNeeds data_needs(int rank) const;
+  int held(int rank, bool training) const;
+  std::int64_t largest_micro_batch() const;
+
+  const EngineContext& context_;
+  PipelineOptions options_;
+  LayerList layers_;
+  ParamStore dense_;
+  std::vector<TiedPair> tied_;
+};
+
+}  // namespace pdl
