@@ -9,7 +9,7 @@
 namespace pdl {
 namespace {
 
-const std::vector<std::string> kCommands = {"run", "verify", "plan", "list", "info", "report", "data"};
+const std::vector<std::string> kCommands = {"run", "verify", "plan", "profile", "list", "info", "report", "data"};
 
 const char* const kDescription =
     "Train VGG and GPT-2 with parallel deep-learning engines on shared kernels, and record what it costs.\n"
@@ -50,6 +50,12 @@ void add_training_commands(CLI::App& app, Args& args) {
       ->capture_default_str();
   plan->add_flag("--json", args.json, "print JSON on standard output");
   plan->callback([&args] { args.command = Args::Command::plan; });
+
+  CLI::App* profile = app.add_subcommand(
+      "profile", "Measure each layer's times on one rank, for pipelines that are cut by time (engine.profile)");
+  add_config(profile, args);
+  profile->add_option("--out", args.out, "JSON file to write")->required();
+  profile->callback([&args] { args.command = Args::Command::profile; });
 }
 
 void add_other_commands(CLI::App& app, Args& args) {
@@ -126,7 +132,8 @@ ParsedArgs parse_args(int argc, char** argv, bool speak) {
     const std::string hint = usage_hint(argc, argv);
     if (speak) {
       std::fprintf(stderr, "error: %s\n", hint.empty() ? error.what() : hint.c_str());
-      std::fprintf(stderr, "Commands: run, verify, plan, list, info, report, data. See pdlbench COMMAND --help.\n");
+      std::fprintf(stderr,
+                   "Commands: run, verify, plan, profile, list, info, report, data. See pdlbench COMMAND --help.\n");
     }
     parsed.end = true;
     parsed.exit_code = static_cast<int>(ExitCode::usage);

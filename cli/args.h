@@ -7,11 +7,21 @@
 namespace pdl {
 
 struct Args {
-  enum class Command { run, verify, plan, list, info, report, data_inspect, data_prepare } command = Command::run;
+  enum class Command {
+    run,
+    verify,
+    plan,
+    profile,
+    list,
+    info,
+    report,
+    data_inspect,
+    data_prepare
+  } command = Command::run;
 
-  std::string config;                    ///< run, verify, plan
+  std::string config;                    ///< run, verify, plan, profile
   std::vector<std::string> overrides;    ///< "key.path=value"
-  std::string out;                       ///< run: directory of the records
+  std::string out;                       ///< run: directory of the records; profile, data prepare: file
   bool resume = false, force = false;    ///< run
   int steps = 5;                         ///< verify
   double tolerance = 0.0;                ///< verify: 0 means the dtype's own

@@ -38,6 +38,8 @@ int run_together(World& world, const Args& args) {
       return run_command(world, args);
     case Args::Command::verify:
       return verify_command(world, args);
+    case Args::Command::profile:
+      return profile_command(world, args);
     case Args::Command::info:
       return info_command(world, args);
     default:
@@ -48,7 +50,7 @@ int run_together(World& world, const Args& args) {
 
 bool needs_ranks(const Args& args) {
   return args.command == Args::Command::run || args.command == Args::Command::verify ||
-         args.command == Args::Command::info;
+         args.command == Args::Command::profile || args.command == Args::Command::info;
 }
 
 /// Runs `body` and turns whatever it throws into a Failure.

@@ -8,6 +8,7 @@ namespace pdl {
 
 int run_command(World& world, const Args& args);
 int verify_command(World& world, const Args& args);
+int profile_command(World& world, const Args& args);
 int info_command(World& world, const Args& args);
 
 int plan_command(const Args& args);
