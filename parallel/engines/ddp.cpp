@@ -134,6 +134,7 @@ class Ddp final : public StepMethod {
 
   HeldModel& model() override { return replica_; }
   std::vector<StateTensor> state() override { return update_.state(replica_); }
+  void restored() override { update_.restored(replica_); }
 
  private:
   std::int64_t used_bytes() const {

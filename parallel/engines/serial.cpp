@@ -49,6 +49,7 @@ class Serial final : public StepMethod {
 
   HeldModel& model() override { return replica_; }
   std::vector<StateTensor> state() override { return update_.state(replica_); }
+  void restored() override { update_.restored(replica_); }
 
  private:
   Replica replica_;

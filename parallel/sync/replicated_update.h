@@ -21,6 +21,8 @@ class ReplicatedUpdate {
   StepOutcome apply(Replica& replica, const StepOrder& order);
   /// Weights and moments, for checkpoints.
   std::vector<StateTensor> state(Replica& replica) const;
+  /// These hold a checkpoint: makes the values that layers compute with.
+  void restored(Replica& replica) const { replica.store().round_master(context_.backend); }
 
  private:
   const EngineContext& context_;
