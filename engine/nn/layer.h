@@ -19,6 +19,8 @@ struct MicroBatch {
   Tensor input;           ///< [N, ...] of the first layer's input; undefined away from the first stage
   Tensor target;          ///< int32 [N] or [N, T]; undefined away from the last stage
   Tensor sample_ids;      ///< int64 [N] global sample ids
+  /// int64 [R N] ids of the R ranks whose samples a layer takes together, rank by rank; undefined where none does.
+  Tensor group_sample_ids;
   Tensor metrics;         ///< fp64 [2]: += sum of losses, += number of correct predictions
   std::uint64_t seed = 0;
   Tensor update;                ///< int64 [1], dropout key: the optimizer update that these samples belong to

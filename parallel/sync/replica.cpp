@@ -23,6 +23,7 @@ Replica::Replica(const EngineContext& context, DataParallelPlace place, const La
       layers_(context.model.build(factory)),
       store_(make_param_store(layers_, 0, static_cast<int>(layers_.size()))),
       parts_(parts),
+      slices_(store_, context.world),
       micro_batch_(local_micro_batch(context.training, place.size)),
       stage_(layers_, 0, static_cast<int>(layers_.size()), context.model.sample_input, micro_batch_,
              context.training.dtype, context.backend) {}
@@ -35,6 +36,7 @@ void Replica::prepare() {
     store_.round_master(context_.backend);
   }
   segments_ = segments();
+  slices_.prepare(device);
   stage_.allocate(device);
   slot_ = stage_.make_slot(device);
   metrics_ = device.allocate(2 * size_of(DType::fp64), MemoryKind::workspace);
@@ -46,9 +48,10 @@ void Replica::prepare() {
 
 MemoryByKind Replica::predicted_memory() const {
   const DType dtype = context_.training.dtype;
-  const std::int64_t feeders = 2 * BatchFeeder::device_bytes(context_, micro_batch_);
+  const std::int64_t feeders = 2 * BatchFeeder::device_bytes(context_, place_, micro_batch_);
   MemoryByKind memory = store_.predicted_memory(dtype, parts_);
   memory[MemoryKind::activations] = stage_.slot_bytes() + stage_.scratch_bytes() + feeders;
+  memory[MemoryKind::communication] = slices_.predicted_bytes();
   memory[MemoryKind::workspace] =
       stage_.workspace_bytes() + (2 + static_cast<std::int64_t>(store_.params().size())) * size_of(DType::fp64);
   return memory;
@@ -141,8 +144,10 @@ std::vector<double> Replica::gradient_squares() {
 }
 
 double Replica::gradient_square_sum() {
+  std::vector<double> squares = gradient_squares();
+  slices_.sum_squares(squares);
   double sum = 0.0;
-  for (double square : gradient_squares()) sum += square;
+  for (double square : squares) sum += square;
   return sum;
 }
 
@@ -155,15 +160,25 @@ std::string Replica::describe_nonfinite() {
 }
 
 void Replica::visit_parameters(const Engine::ParameterVisitor& visit) {
-  if (context_.world.rank() != 0) return;
+  const bool is_first = context_.world.rank() == 0;
   Stream& stream = context_.device.compute_stream();
+  std::vector<char> host;
   for (std::size_t i = 0; i < store_.params().size(); ++i) {
     const Param& param = store_.params()[i];
-    const Tensor values = store_.view(store_.weights(), static_cast<int>(i));
-    std::vector<char> host(static_cast<std::size_t>(values.bytes()));
-    context_.device.copy(host.data(), values.raw(), values.bytes(), stream);
-    stream.synchronize();
-    visit(param.spec, param.id, Tensor(host.data(), values.dtype(), values.shape()));
+    const int index = static_cast<int>(i);
+    const Tensor values = store_.view(store_.weights(), index);
+    const Shape& whole = param.spec.global_shape;
+    if (is_first) host.resize(static_cast<std::size_t>(whole.elements() * size_of(values.dtype())));
+    if (param.spec.slice.axis >= 0) {
+      slices_.gather(index, values, store_.view(store_.grads(), index), host.data());
+    } else if (is_first) {
+      context_.device.copy(host.data(), values.raw(), values.bytes(), stream);
+      stream.synchronize();
+    }
+    if (!is_first) continue;
+    ParamSpec spec = param.spec;
+    spec.slice = {};
+    visit(spec, param.id, Tensor(host.data(), values.dtype(), whole));
   }
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 // All layers of a model on one rank, one slot, and the passes over micro-batches that every engine needs whose ranks
 // run whole models (serial, DDP, ZeRO, LBANN). What becomes of the gradients is the engine's affair; where parameters
-// and gradients lie too, if it says so.
+// and gradients lie too, if it says so. Layers may be divided over the data-parallel ranks: each then holds slices of
+// their parameters.
 
 #include <cstdint>
 #include <functional>
@@ -10,6 +11,7 @@
 
 #include "engine/nn/stage.h"
 #include "parallel/sync/batch_feeder.h"
+#include "parallel/sync/sliced_parameters.h"
 #include "parallel/synchronous_engine.h"
 
 namespace pdl {
@@ -17,7 +19,8 @@ namespace pdl {
 class Replica final : public HeldModel {
  public:
   /// Plans only. The micro-batch on this rank is `training.micro_batch`, or the largest part of a global batch when
-  /// that is 0. `parts`: what of the parameters is held here.
+  /// that is 0. `parts`: what of the parameters is held here. `factory` is used here only; slices of parameters are
+  /// spread over context.world, which then are the data-parallel ranks.
   Replica(const EngineContext& context, DataParallelPlace place, const LayerFactory& factory, StoreParts parts = {});
 
   /// Takes memory and, when all parameters are held here, sets the initial weights.
@@ -48,11 +51,12 @@ class Replica final : public HeldModel {
   void visit_parameters(const Engine::ParameterVisitor& visit) override;
 
   /// Sum of squares over all gradients, loss scale and all: one fp64 sum per parameter, added in parameter order, so
-  /// that every engine gets the same bits from the same gradients. Waits for the device.
+  /// that every engine gets the same bits from the same gradients. Slices count once each. Waits for the device.
   double gradient_square_sum();
 
   ParamStore& store() { return store_; }
   const ParamStore& store() const { return store_; }
+  const SlicedParameters& slices() const { return slices_; }
   const LayerList& layers() const { return layers_; }
   std::int64_t micro_batch() const { return micro_batch_; }
   std::int64_t micro_batches_per_step() const;
@@ -66,6 +70,7 @@ class Replica final : public HeldModel {
   LayerList layers_;
   ParamStore store_;
   StoreParts parts_;
+  SlicedParameters slices_;
   std::int64_t micro_batch_ = 0;
   Stage stage_;
   Slot slot_;

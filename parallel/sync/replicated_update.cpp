@@ -15,20 +15,40 @@ std::int64_t ReplicatedUpdate::predicted_bytes(const Replica& replica) const {
 }
 
 StepOutcome ReplicatedUpdate::apply(Replica& replica, const StepOrder& order) {
-  const double clip = context_.training.optimizer.clip_grad_norm;
-  GradientScaling scaling;
-  if (clip > 0.0 || order.skips_overflow) {
-    scaling = gradient_scaling(replica.gradient_square_sum(), order.loss_scale, clip);
-  }
-  if (order.skips_overflow && scaling.overflow) return {.grad_norm = scaling.norm, .skipped = true};
+  const GradientScaling scaling = this->scaling(replica, order);
+  if (!scaling.overflow) step(replica, order, scaling);
+  return {.grad_norm = scaling.norm, .skipped = scaling.overflow};
+}
+
+bool ReplicatedUpdate::needs_all_gradients() const {
+  const TrainingOptions& training = context_.training;
+  return training.optimizer.clip_grad_norm > 0.0 || LossScaler(training.loss_scale, training.dtype).active();
+}
+
+GradientScaling ReplicatedUpdate::scaling(Replica& replica, const StepOrder& order) const {
+  if (!needs_all_gradients()) return {};
+  GradientScaling scaling = gradient_scaling(replica.gradient_square_sum(), order.loss_scale,
+                                             context_.training.optimizer.clip_grad_norm);
+  scaling.overflow = scaling.overflow && order.skips_overflow;
+  return scaling;
+}
+
+void ReplicatedUpdate::step(Replica& replica, const StepOrder& order, const GradientScaling& scaling,
+                            std::int64_t first, std::int64_t count) {
   const ParamStore& store = replica.store();
+  std::function<void(Tensor)> sum_slices;
+  if (replica.slices().count() > 0) {
+    sum_slices = [&](Tensor norms) { replica.slices().sum_norms(norms, first); };
+  }
   optimizer_->step(context_.backend, {.values = store.weights(),
                                       .grads = store.grads(),
                                       .rounded = is_half(store.dtype()) ? store.values() : Tensor(),
                                       .lr = order.lr,
                                       .grad_scale = scaling.factor,
-                                      .update = order.update + 1});
-  return {.grad_norm = scaling.norm};
+                                      .update = order.update + 1,
+                                      .first_segment = first,
+                                      .segment_count = count,
+                                      .sum_over_shards = sum_slices});
 }
 
 std::vector<StateTensor> ReplicatedUpdate::state(Replica& replica) const {

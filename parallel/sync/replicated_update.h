@@ -19,6 +19,16 @@ class ReplicatedUpdate {
   /// Updates the weights, or leaves everything as it is where a gradient is not finite and the order says so. Without
   /// clipping and loss scaling nobody looks at the gradients, and the host does not wait for them.
   StepOutcome apply(Replica& replica, const StepOrder& order);
+
+  // The same in parts, for engines that have some sums before others.
+  /// Whether anybody looks at the gradients: no parameter can then be stepped before all are reduced.
+  bool needs_all_gradients() const;
+  /// What all gradients together decide. `overflow`: the order says that the step is to be skipped.
+  GradientScaling scaling(Replica& replica, const StepOrder& order) const;
+  /// Steps `count` parameters from `first` on, in the order of ParamStore::params(); -1: all. Steps of parts that make
+  /// up the whole leave the same bits as one.
+  void step(Replica& replica, const StepOrder& order, const GradientScaling& scaling, std::int64_t first = 0,
+            std::int64_t count = -1);
   /// Weights and moments, for checkpoints.
   std::vector<StateTensor> state(Replica& replica) const;
   /// These hold a checkpoint: makes the values that layers compute with.

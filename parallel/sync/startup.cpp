@@ -10,7 +10,7 @@ namespace {
 /// FNV-1a of what makes two parameters the same.
 std::int64_t fingerprint(const Param& param) {
   std::uint64_t hash = 1469598103934665603ull;
-  for (char c : param.spec.name + param.spec.shape().to_string()) {
+  for (char c : param.spec.name + param.spec.global_shape.to_string()) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
   }
   return static_cast<std::int64_t>(hash);
@@ -93,10 +93,19 @@ void check_equal_plans(const std::string& plan, Communicator& group, Device& dev
 void broadcast_weights(const ParamStore& store, Communicator& group, Device& device) {
   Stream& stream = device.compute_stream();
   const std::int64_t chunk = kBroadcastBytes / size_of(store.weights().dtype());
-  for (std::int64_t begin = 0; begin < store.elements(); begin += chunk) {
-    const std::int64_t count = std::min(chunk, store.elements() - begin);
-    group.broadcast(store.weights().range(begin, count), 0, stream).wait(stream);
+  const auto broadcast_range = [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t begin = first; begin < last; begin += chunk) {
+      const Tensor part = store.weights().range(begin, std::min(chunk, last - begin));
+      group.broadcast(part, 0, stream).wait(stream);
+    }
+  };
+  std::int64_t begin = 0;  // of the parameters since the last slice
+  for (const Param& param : store.params()) {
+    if (param.spec.slice.axis < 0) continue;
+    broadcast_range(begin, param.offset);
+    begin = param.offset + param.count;
   }
+  broadcast_range(begin, store.elements());
 }
 
 std::string mebibytes(std::int64_t bytes) {

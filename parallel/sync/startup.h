@@ -17,7 +17,7 @@ void check_equal_shapes(const ParamStore& store, Communicator& group, Device& de
 /// with rank 0's plan and that of the first rank that has another.
 void check_equal_plans(const std::string& plan, Communicator& group, Device& device);
 
-/// Rank 0's weights on every rank, in chunks of 250 MiB.
+/// Rank 0's weights on every rank, in chunks of 250 MiB; slices stay as they are.
 void broadcast_weights(const ParamStore& store, Communicator& group, Device& device);
 
 /// "15.6": one decimal.
