@@ -1,4 +1,5 @@
 """What a run leaves behind, and that the same training gives the same numbers on any number of ranks."""
+import glob
 import json
 import os
 import subprocess
@@ -156,6 +157,14 @@ class Plan(Case):
         done = self.run_binary("plan", os.path.join(ROOT, "configs", config), *arguments, "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)
+
+    def test_every_committed_configuration(self):
+        for folder in ("quick", "study", "bench"):
+            for path in sorted(glob.glob(os.path.join(ROOT, "configs", folder, "*.json"))):
+                with self.subTest(path=path):
+                    alone = folder == "bench" or "serial" in path  # the serial engine takes one rank
+                    done = self.run_binary("plan", path, "--ranks", "1" if alone else "4", "--json")
+                    self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_vgg16_buckets(self):
         plan = self.plan("study/ddp_vgg16.json", "--ranks", "4")
