@@ -21,7 +21,7 @@ struct MicroBatch {
   Tensor sample_ids;      ///< int64 [N] global sample ids
   /// int64 [R N] ids of the R ranks whose samples a layer takes together, rank by rank; undefined where none does.
   Tensor group_sample_ids;
-  Tensor metrics;         ///< fp64 [2]: += sum of losses, += number of correct predictions
+  Tensor metrics;  ///< fp64 [2]: += sum of losses, += number of correct predictions
   std::uint64_t seed = 0;
   Tensor update;                ///< int64 [1], dropout key: the optimizer update that these samples belong to
   double gradient_scale = 1.0;  ///< loss scale / (losses in the global batch): sums of gradients are then scaled means

@@ -27,8 +27,8 @@ bool ReplicatedUpdate::needs_all_gradients() const {
 
 GradientScaling ReplicatedUpdate::scaling(Replica& replica, const StepOrder& order) const {
   if (!needs_all_gradients()) return {};
-  GradientScaling scaling = gradient_scaling(replica.gradient_square_sum(), order.loss_scale,
-                                             context_.training.optimizer.clip_grad_norm);
+  GradientScaling scaling =
+      gradient_scaling(replica.gradient_square_sum(), order.loss_scale, context_.training.optimizer.clip_grad_norm);
   scaling.overflow = scaling.overflow && order.skips_overflow;
   return scaling;
 }
@@ -56,6 +56,21 @@ std::vector<StateTensor> ReplicatedUpdate::state(Replica& replica) const {
   const std::vector<Tensor> moments = optimizer_->state();
   for (std::size_t i = 0; i < moments.size(); ++i) tensors.push_back({str("moment", i), moments[i]});
   return tensors;
+}
+
+std::vector<UpdateGroup> update_groups(const ParamStore& store, std::int64_t elements) {
+  std::vector<UpdateGroup> groups;
+  std::int64_t open = elements;
+  for (int index = static_cast<int>(store.params().size()); index-- > 0;) {
+    if (open >= elements) {
+      groups.push_back({});
+      open = 0;
+    }
+    groups.back().first = index;
+    groups.back().count += 1;
+    open += store.params()[static_cast<std::size_t>(index)].count;
+  }
+  return groups;
 }
 
 }  // namespace pdl

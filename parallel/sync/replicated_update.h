@@ -10,6 +10,14 @@
 
 namespace pdl {
 
+/// Parameters that are updated together, as a range of ParamStore::params().
+struct UpdateGroup {
+  int first = 0, count = 0;
+};
+
+/// Groups of neighbours, the last parameters first; a group is closed by the parameter that brings it to `elements`.
+std::vector<UpdateGroup> update_groups(const ParamStore& store, std::int64_t elements);
+
 class ReplicatedUpdate {
  public:
   explicit ReplicatedUpdate(const EngineContext& context);

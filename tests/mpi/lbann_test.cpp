@@ -1,0 +1,233 @@
+// LBANN beyond what all engines are held to: plain data parallelism bit for bit against DDP, bytes and memory against
+// the formulas where clipping and LAMB add to them, one rank alone.
+
+#include "cli/comparison.h"
+#include "parallel/comm/self_communicator.h"
+#include "parallel/sync/tournament.h"
+#include "tests/support/catch.h"
+#include "tests/support/mpi_world.h"
+#include "tests/support/tiny_experiments.h"
+
+using namespace pdl;
+using namespace pdl::testing;
+
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+/// What makes a step unusual, global batch 12.
+const std::vector<Overrides> kRecipes = {
+    {},
+    {"training.micro_batch_size=1", "training.optimizer.clip_grad_norm=0.05"},
+    // 2 samples are left for all ranks in the last step
+    {"workload.train_samples=38", R"(training.optimizer={"name": "adamw", "lr": 0.003, "clip_grad_norm": 0.05})"},
+    {"workload.train_samples=43", "training.micro_batch_size=1"},
+    {R"(training.optimizer={"name": "lamb", "lr": 0.01, "weight_decay": 0.01})"},
+};
+
+/// Knobs of data parallelism: they change when things happen, never what comes out.
+const std::vector<Overrides> kTimings = {
+    {},
+    {"engine.max_inflight=0", "engine.update_group_elements=0"},
+    {"engine.max_inflight=3", "engine.update_group_elements=1500"},
+};
+
+/// All options that a model can have.
+std::vector<Overrides> options_of(const std::string& model) {
+  std::vector<Overrides> options = kTimings;
+  if (model == "vgg") {
+    options.push_back({"engine.fc=model"});
+    options.push_back({"engine.fc=model", "engine.max_inflight=0", "engine.update_group_elements=0"});
+    options.push_back({"engine.fc=model", "workload.classifier_width=0"});  // first and last at once
+  }
+  return options;
+}
+
+Overrides joined(std::initializer_list<Overrides> lists) {
+  Overrides all;
+  for (const Overrides& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+std::string text_of(const Overrides& overrides) {
+  std::string text;
+  for (const std::string& override : overrides) text += override + " ";
+  return text;
+}
+
+Outcome train(const std::string& model, const Overrides& overrides, int steps = 5) {
+  return train_for_comparison(*make_experiment(test_world(), tiny_config(model), overrides), steps);
+}
+
+}  // namespace
+
+TEST_CASE("one divided layer, first and last at once, equals serial", "[engines]") {
+  World& world = test_world();
+  for (const Overrides& recipe : kRecipes) {
+    const Overrides overrides =
+        joined({recipe, {"engine.name=lbann", "engine.fc=model", "workload.classifier_width=0"}});
+    INFO(world.info().size << " ranks: " << text_of(overrides));
+    const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config("vgg"), overrides);
+    const Outcome outcome = train_for_comparison(*experiment, 5);
+    if (world.info().rank == 0) {
+      const Outcome reference = train_for_comparison(*make_reference_experiment(*experiment), 5);
+      const Deviation worst = worst_of(compare(outcome, reference));
+      INFO("worst: " << worst.what);
+      CHECK(worst.error <= 1e-11);
+    }
+    world.barrier();
+  }
+}
+
+TEST_CASE("data parallelism leaves the bits of DDP", "[engines]") {
+  for (const char* dtype : {"training.dtype=fp64", "training.dtype=fp32"}) {
+    for (const char* model : {"gpt2", "vgg"}) {
+      for (const Overrides& recipe : kRecipes) {
+        const Overrides common = joined({recipe, {dtype, "training.deterministic=true"}});
+        const Outcome ddp = train(model, joined({common, {"engine.name=ddp"}}));
+        for (const Overrides& knobs : kTimings) {
+          const Overrides overrides = joined({common, {"engine.name=lbann"}, knobs});
+          INFO(model << ": " << text_of(overrides));
+          const Outcome lbann = train(model, overrides);
+          CHECK(lbann.losses == ddp.losses);
+          CHECK(lbann.values == ddp.values);
+          CHECK(lbann.validation.loss_sum == ddp.validation.loss_sum);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("memory and bytes are those of the formulas", "[engines]") {
+  World& world = test_world();
+  for (const char* model : {"gpt2", "vgg"}) {
+    for (const Overrides& recipe : {kRecipes[1], kRecipes[4]}) {
+      for (const Overrides& knobs : options_of(model)) {
+        const Overrides overrides =
+            joined({{"engine.name=lbann", "workload.train_samples=48", "training.dtype=fp32"}, recipe, knobs});
+        INFO(model << ": " << text_of(overrides));
+        const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config(model), overrides);
+        const Prediction prediction = experiment->engine->predict();
+        experiment->engine->prepare();
+        experiment->ledger.take();
+        experiment->device->memory().reset_peak();
+        Observer nobody;
+        experiment->engine->run_epoch(EpochPlan(48, 12, 1, 0, true, false, 2), nobody);
+        CommCounts counted = experiment->ledger.take();
+        std::erase_if(counted, [](const auto& entry) { return entry.second.bytes == 0; });  // of one rank alone
+        CHECK(counted.size() == prediction.comm_per_step.size());
+        for (const auto& [operation, count] : prediction.comm_per_step) {
+          INFO(operation);
+          CHECK(counted[operation].calls == 2 * count.calls);
+          CHECK(counted[operation].bytes == 2 * count.bytes);
+        }
+        for (int kind = 0; kind < kMemoryKinds; ++kind) {
+          const auto tag = static_cast<MemoryKind>(kind);
+          INFO(kMemoryKindNames[static_cast<std::size_t>(kind)]);
+          CHECK(experiment->device->memory().peak()[tag] == prediction.memory[tag]);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("trainers that meet go on with the better of two models", "[engines]") {
+  World& world = test_world();
+  const int ranks = world.info().size, rank = world.info().rank;
+  for (const int each : {1, 2}) {
+    if (ranks % each != 0 || ranks == each) continue;
+    INFO(each << " of " << ranks << " ranks per trainer");
+    const int trainers = ranks / each;
+    const std::unique_ptr<Experiment> experiment =
+        make_experiment(world, tiny_config("vgg"),
+                        {"engine.name=lbann", str("engine.procs_per_trainer=", each), "engine.ltfb_batch_interval=2",
+                         "training.optimizer.lr=0", "training.dtype=fp32"});
+    Engine& engine = *experiment->engine;
+    const CommCounts predicted = engine.predict().comm_per_step;
+    engine.prepare();
+    const Tensor weights = engine.state().front().tensor;
+    const auto is_spoiled = [&](int trainer) { return trainer % 2 == 1; };
+    const auto values = [&] {
+      return std::vector<float>(weights.data<float>(), weights.data<float>() + weights.elements());
+    };
+    if (is_spoiled(rank / each)) experiment->backend->scale(weights, 30.0);
+    const std::vector<float> before = values();
+    experiment->ledger.take();
+    Observer nobody;
+    engine.run_epoch(EpochPlan(60, 12, 1, 0, true, false, 1), nobody);  // one update: no meeting yet
+    CHECK(values() == before);
+    CommCounts counted = experiment->ledger.take();
+    for (const auto& [operation, count] : predicted) {
+      INFO(operation);
+      CHECK(counted[operation].bytes == count.bytes);
+      CHECK(counted[operation].calls == count.calls);
+    }
+    engine.run_epoch(EpochPlan(60, 12, 1, 0, true, false, 1), nobody);  // the second one: they meet
+    const int partner = tournament_partner(rank / each, trainers, experiment->config.training.seed, 1);
+    const bool changes = is_spoiled(rank / each) && !is_spoiled(partner);
+    CHECK((values() != before) == changes);
+    if (changes) {
+      std::vector<float> unspoiled = before;
+      for (float& value : unspoiled) value /= 30.0F;
+      double worst = 0.0;
+      for (std::size_t i = 0; i < unspoiled.size(); ++i) {
+        worst = std::max(worst, std::abs(static_cast<double>(unspoiled[i]) - static_cast<double>(values()[i])));
+      }
+      CHECK(worst < 1e-6);
+    }
+    counted = experiment->ledger.take();
+    CHECK(counted["world.send"].bytes == (partner == rank / each ? 0 : weights.bytes()));
+  }
+}
+
+TEST_CASE("the trainers' losses until they meet are those of models trained apart", "[engines]") {
+  if (test_world().info().size == 1) return;  // one trainer
+  const auto losses = [](const char* interval) {
+    return train("gpt2", {"engine.name=lbann", "engine.procs_per_trainer=1", interval}, 5).losses;
+  };
+  const std::vector<double> apart = losses("engine.ltfb_batch_interval=1000");
+  const std::vector<double> meeting = losses("engine.ltfb_batch_interval=3");
+  for (std::size_t step = 0; step < 3; ++step) CHECK(meeting[step] == apart[step]);
+  CHECK(meeting[4] != apart[4]);
+}
+
+TEST_CASE("one rank has the bits of serial and communicates nothing", "[engines]") {
+  World& world = test_world();
+  for (const char* model : {"gpt2", "vgg"}) {
+    const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config(model), {"engine.name=lbann"});
+    EngineDefinition lbann = *experiment->config.engine;
+    const Outcome serial = train_for_comparison(*make_reference_experiment(*experiment), 5);
+    experiment->config.engine = &lbann;
+    lbann.reference = "lbann";
+    const std::unique_ptr<Experiment> alone = make_reference_experiment(*experiment);
+    CHECK(worst_of(compare(train_for_comparison(*alone, 5), serial)).error == 0.0);
+
+    CommLedger ledger;
+    const std::unique_ptr<Communicator> counting =
+        make_counting_communicator(make_self_communicator(*alone->device), ledger);
+    const EngineContext& given = *alone->context;
+    const EngineContext context = {.world = *counting,
+                                   .device = given.device,
+                                   .backend = given.backend,
+                                   .model = given.model,
+                                   .training = given.training,
+                                   .data = given.data,
+                                   .train_samples = given.train_samples,
+                                   .validation_samples = given.validation_samples,
+                                   .loader = given.loader,
+                                   .max_steps_per_epoch = 0,
+                                   .stop_requested = nullptr};
+    const std::unique_ptr<Engine> engine = lbann.make(context, engine_block(*alone->document));
+    CHECK(engine->predict().comm_per_step.empty());
+    CHECK(engine->predict().warnings.empty());
+    engine->prepare();
+    ledger.take();
+    Observer nobody;
+    engine->run_epoch(EpochPlan(48, 12, 1, 0, true, false, 2), nobody);
+    for (const auto& [operation, count] : ledger.take()) {
+      INFO(operation);
+      CHECK(operation.starts_with("control."));  // the agreement on loss and stop
+      CHECK(count.bytes == 0);
+    }
+  }
+}
