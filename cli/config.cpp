@@ -129,6 +129,16 @@ DataLoaderOptions read_loader(const ConfigReader& reader, DType dtype) {
   return loader;
 }
 
+DataStoreOptions read_data_store(const ConfigReader& reader, const DataLoaderOptions& loader) {
+  DataStoreOptions store;
+  store.enabled = reader.get("enabled", store.enabled,
+                             "keep each sample in the memory of one rank; ranks exchange those of the next steps");
+  store.preload = reader.get("preload", store.preload,
+                             "read all samples before training starts; false: each when a step first needs it");
+  store.loader_threads = loader.threads;
+  return store;
+}
+
 /// What "auto" means for this configuration on this machine.
 std::string usual_device(const ConfigDocument& document) {
   const std::string dtype = document.root().section("training", "").get<std::string>("dtype", "fp32", "");
@@ -188,7 +198,10 @@ ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
   config.comm = root.choice("comm", "auto", {"auto", "self", "mpi", "nccl"}, "how the ranks talk");
   config.measure = read_measure(root.section("measure", "what is measured"), config.device);
   config.limits = read_limits(root.section("limits", "time and memory that a rank may take"));
-  config.loader = read_loader(root.section("loader", "reading samples"), config.training.dtype);
+  const ConfigReader loader = root.section("loader", "reading samples");
+  config.loader = read_loader(loader, config.training.dtype);
+  config.data_store =
+      read_data_store(loader.section("data_store", "samples in memory, dealt out over the ranks"), config.loader);
   return config;
 }
 

@@ -7,6 +7,7 @@
 #include "engine/base/config_reader.h"
 #include "parallel/comm/world.h"
 #include "parallel/engine.h"
+#include "parallel/sync/data_store.h"
 #include "workloads/datasets.h"
 #include "workloads/models.h"
 
@@ -45,6 +46,7 @@ struct ExperimentConfig {
   MeasureOptions measure;
   LimitOptions limits;
   DataLoaderOptions loader;
+  DataStoreOptions data_store;
 };
 
 /// Reads everything for a run on `ranks` ranks; what is wrong is noted in the document, for `finish`.

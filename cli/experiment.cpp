@@ -58,6 +58,23 @@ void check_sizes(const Experiment& experiment, int ranks) {
   }
 }
 
+/// Deals the samples of both splits out over the ranks. They travel between host memories, whatever the device is.
+void deal_out_samples(World& world, Experiment& experiment) {
+  const ExperimentConfig& config = experiment.config;
+  const RankInfo& rank = world.info();
+  if (config.device != "cpu")
+    experiment.host = make_device({.kind = "cpu", .threads = threads_per_rank(config.limits, rank)});
+  Device& host = experiment.host ? *experiment.host : *experiment.device;
+  const std::unique_ptr<Communicator> ranks = make_counting_communicator(
+      world.make_communicator(host, {.kind = rank.size > 1 ? "mpi" : "self", .timeout_s = config.limits.timeout_s}),
+      experiment.ledger);
+  world.announce("filling the data store");
+  for (std::unique_ptr<Dataset>* split : {&experiment.data.train, &experiment.data.validation}) {
+    *split = std::make_unique<DataStore>(std::move(*split), ranks->split(0, rank.rank, "data_store"), host,
+                                         config.data_store);
+  }
+}
+
 void build_engine(Experiment& experiment, std::function<bool()> stop_requested) {
   const ExperimentConfig& config = experiment.config;
   const auto size_of_split = [](const std::unique_ptr<Dataset>& split) {
@@ -120,6 +137,7 @@ std::unique_ptr<Experiment> make_experiment(World& world, const std::string& pat
   world.announce("opening the data");
   experiment->data = open_datasets(config.data, config.model, config.training.seed);
   check_sizes(*experiment, rank.size);
+  if (config.data_store.enabled) deal_out_samples(world, *experiment);
   experiment->model = make_model(config.model, experiment->data.train->info().classes);
   connect(*experiment, world);
   build_engine(*experiment, [&world] { return world.stop_requested(); });

@@ -16,9 +16,10 @@ struct Experiment {
   ExperimentConfig config;
   std::unique_ptr<Device> device;
   std::unique_ptr<Backend> backend;
+  std::unique_ptr<Device> host;  ///< memory of the data store when the device is no CPU
+  CommLedger ledger;
   DatasetPair data;
   ModelDescription model;
-  CommLedger ledger;
   bool silent = false;  ///< set after `prepare` when measure.without_communication asks for it
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<EngineContext> context;

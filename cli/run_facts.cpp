@@ -138,6 +138,9 @@ RunRecord collect_run_facts(World& world, const Experiment& experiment, const st
   run.versions = describe_versions(world, experiment);
   run.environment = relevant_environment();
   run.data = describe_data(experiment.data);
+  run.data["data_store"] = !config.data_store.enabled  ? "off"
+                           : config.data_store.preload ? "preloaded"
+                                                       : "filled when first used";
   run.epochs_planned = config.training.epochs;
   run.dp = description.dp;
   run.tp = description.tp;

@@ -10,6 +10,14 @@
 namespace pdl {
 namespace {
 
+/// What the data store brings to a rank in one step, on average over epochs: all but the samples that it keeps itself.
+struct DataStoreTraffic {
+  DataStoreTraffic(const Experiment& experiment, const EngineDescription& description, int ranks)
+      : sample_bytes(experiment.model.sample_input.bytes() + experiment.model.sample_target.bytes()),
+        received_bytes(experiment.config.training.global_batch / description.dp * sample_bytes * (ranks - 1) / ranks) {}
+  std::int64_t sample_bytes, received_bytes;
+};
+
 void print_plan(const Experiment& experiment, const Prediction& prediction, int ranks) {
   const EngineDescription description = experiment.engine->describe();
   const TrainingOptions& training = experiment.config.training;
@@ -29,6 +37,11 @@ void print_plan(const Experiment& experiment, const Prediction& prediction, int 
   }
   if (rows.empty()) rows.push_back({"none", "0", "0", format_bytes(0)});
   std::printf("sent by one rank in one step\n%s\n", format_table({"operation", "calls", "bytes", ""}, rows).c_str());
+  if (experiment.config.data_store.enabled) {
+    const DataStoreTraffic traffic(experiment, description, ranks);
+    std::printf("data store: a rank keeps 1/%d of the samples (%s each) and receives about %s a step\n\n", ranks,
+                format_bytes(traffic.sample_bytes).c_str(), format_bytes(traffic.received_bytes).c_str());
+  }
   std::printf("memory of one rank at its peak\n%s", memory_table(prediction.memory, nullptr).c_str());
   if (prediction.bubble_fraction > 0.0) std::printf("\npipeline bubble: %.1f %%\n", 100.0 * prediction.bubble_fraction);
   for (const std::string& warning : prediction.warnings) std::printf("\nwarning: %s\n", warning.c_str());
@@ -54,6 +67,10 @@ nlohmann::ordered_json to_json(const Experiment& experiment, const Prediction& p
   json["comm_per_step"] = nlohmann::ordered_json::object();
   for (const auto& [operation, count] : prediction.comm_per_step) {
     json["comm_per_step"][operation] = {{"calls", count.calls}, {"bytes", count.bytes}};
+  }
+  if (experiment.config.data_store.enabled) {
+    const DataStoreTraffic traffic(experiment, description, ranks);
+    json["data_store"] = {{"sample_bytes", traffic.sample_bytes}, {"received_bytes_per_step", traffic.received_bytes}};
   }
   json["bubble_fraction"] = prediction.bubble_fraction;
   json["tables"] = nlohmann::ordered_json::array();

@@ -13,6 +13,7 @@
 #include "cli/progress.h"
 #include "cli/run_facts.h"
 #include "cli/tracing.h"
+#include "engine/data/sample_staging.h"
 #include "engine/record/range_observer.h"
 #include "engine/record/recorder.h"
 #include "engine/record/run_writer.h"
@@ -220,6 +221,9 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   mine.memory_predicted = predicted_;
   mine.device_memory_used = experiment_->device->used_bytes();
   mine.library_bytes = experiment_->device->library_bytes();
+  for (const Dataset* split : {experiment_->data.train.get(), experiment_->data.validation.get()}) {
+    if (split->staging() != nullptr) mine.data_store += split->staging()->held_bytes();
+  }
 
   EpochFacts facts;
   facts.epoch = plan.epoch();

@@ -10,6 +10,8 @@
 
 namespace pdl {
 
+class SampleStaging;
+
 /// Identity of a data set, for the record.
 struct DatasetInfo {
   std::string name;      ///< "fashion-mnist", "kjv", "synthetic"
@@ -35,6 +37,9 @@ class Dataset {
   virtual TensorSpec target_spec() const = 0;
   /// Writes sample `id` to host memory of exactly those specs. Throws Error(data).
   virtual void read(std::int64_t id, Tensor input, Tensor target) const = 0;
+  /// What must be told ahead of time which samples will be read (sample_staging.h); null when any can be read at any
+  /// time.
+  virtual SampleStaging* staging() const { return nullptr; }
 };
 
 /// The two splits of a data set.

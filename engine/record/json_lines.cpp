@@ -224,6 +224,7 @@ void read_memory(const Fields& fields, EpochRecord& record) {
   record.memory_peak_total_bytes = peak.spread("total");
   record.device_memory_used_bytes = fields.integer("device_memory_used_bytes");
   if (fields.has("library_bytes")) record.library_bytes = fields.integer("library_bytes");
+  if (fields.has("data_store_bytes")) record.data_store_bytes = fields.spread("data_store_bytes");
 }
 
 void read_comm(const Fields& fields, EpochRecord& record) {
@@ -360,6 +361,7 @@ std::string to_json_line(const EpochRecord& record) {
       {"memory_predicted_bytes", memory_predicted(record.memory_predicted_bytes)},
       {"device_memory_used_bytes", record.device_memory_used_bytes},
       {"library_bytes", record.library_bytes},
+      {"data_store_bytes", record.data_store_bytes ? bytes(*record.data_store_bytes) : Json()},
       {"comm", comm(record.comm)},
       {"extrapolated", record.extrapolated},
   };

@@ -75,11 +75,20 @@ Spread spread_over(const std::vector<RankEpoch>& ranks, Value value) {
   return spread_of(values);
 }
 
-/// Waits of one rank, wherever they happened: of all operations, or of those of one axis.
-double exposed_s(const RankEpoch& rank, const std::string& axis = "") {
+bool is_on_axis(const std::string& operation, const std::string& axis) { return operation.starts_with(axis + "."); }
+
+/// Waits of one rank for operations of one axis, wherever they happened.
+double exposed_s(const RankEpoch& rank, const std::string& axis) {
   double sum = 0.0;
+  for (const auto& [operation, record] : rank.comm) sum += is_on_axis(operation, axis) ? record.exposed_s : 0.0;
+  return sum;
+}
+
+/// Waits of one rank for training traffic. Waits for samples are waits for data, as they would be without a data store.
+std::optional<double> training_exposed_s(const RankEpoch& rank) {
+  std::optional<double> sum;
   for (const auto& [operation, record] : rank.comm) {
-    if (axis.empty() || operation.starts_with(axis + ".")) sum += record.exposed_s;
+    if (!is_on_axis(operation, "data_store")) sum = sum.value_or(0.0) + record.exposed_s;
   }
   return sum;
 }
@@ -96,9 +105,8 @@ void merge_times(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
   record.optimizer_s = phase_spread(Phase::optimizer);
   // Waits inside forward and backward (tensor and pipeline parallelism) count too, so the ledger of the communicator
   // knows better than the phase; without one, the phase is all there is.
-  record.comm_exposed_s = spread_over(ranks, [](const RankEpoch& rank) {
-    return rank.comm.empty() ? rank.phase(Phase::communication) : exposed_s(rank);
-  });
+  record.comm_exposed_s = spread_over(
+      ranks, [](const RankEpoch& rank) { return training_exposed_s(rank).value_or(rank.phase(Phase::communication)); });
   const double pipeline_s = spread_over(ranks, [](const RankEpoch& rank) { return exposed_s(rank, "pp"); }).mean;
   record.bubble_fraction = record.train_s.mean > 0.0 ? pipeline_s / record.train_s.mean : 0.0;
 }
@@ -109,6 +117,8 @@ void merge_memory(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
         spread_over(ranks, [kind](const RankEpoch& rank) { return rank.memory_peak.bytes[kind]; });
   }
   record.memory_peak_total_bytes = spread_over(ranks, [](const RankEpoch& rank) { return rank.memory_peak_total; });
+  const Spread data_store = spread_over(ranks, [](const RankEpoch& rank) { return rank.data_store; });
+  if (data_store.max > 0.0) record.data_store_bytes = data_store;
   for (const RankEpoch& rank : ranks) {
     record.device_memory_used_bytes = std::max(record.device_memory_used_bytes, rank.device_memory_used);
     record.library_bytes = std::max(record.library_bytes, rank.library_bytes);
@@ -304,7 +314,8 @@ std::vector<double> encode(const RankEpoch& epoch) {
                                  static_cast<double>(epoch.counted_samples),
                                  static_cast<double>(epoch.memory_peak_total),
                                  static_cast<double>(epoch.device_memory_used),
-                                 static_cast<double>(epoch.library_bytes)};
+                                 static_cast<double>(epoch.library_bytes),
+                                 static_cast<double>(epoch.data_store)};
   numbers.insert(numbers.end(), epoch.phase_s.begin(), epoch.phase_s.end());
   append(numbers, epoch.memory_peak);
   append(numbers, epoch.memory_predicted);
@@ -333,6 +344,7 @@ RankEpoch decode(std::span<const double> encoded) {
   epoch.memory_peak_total = numbers.integer();
   epoch.device_memory_used = numbers.integer();
   epoch.library_bytes = numbers.integer();
+  epoch.data_store = numbers.integer();
   for (double& seconds : epoch.phase_s) seconds = numbers.real();
   epoch.memory_peak = read_memory(numbers);
   epoch.memory_predicted = read_memory(numbers);

@@ -64,6 +64,7 @@ struct EpochRecord {
   MemoryByKind memory_predicted_bytes;        ///< of the rank with the largest prediction
   std::int64_t device_memory_used_bytes = 0;  ///< as the driver or the system sees it, of the fullest rank
   std::int64_t library_bytes = 0;             ///< device memory of libraries and reductions, outside the arena
+  std::optional<Spread> data_store_bytes;     ///< host memory of samples; empty without a data store
   std::map<std::string, CommRecord> comm;     ///< keyed by "axis.operation"
   bool extrapolated = false;                  ///< epoch_s was extrapolated from measured steps
 };

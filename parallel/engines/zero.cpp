@@ -148,7 +148,7 @@ class Zero final : public StepMethod {
       replica_.accumulate(order, ranks() > 1 ? &gradients_ : nullptr, observer);
       gradients_.end_pass();
     } else {
-      const std::int64_t rounds = replica_.begin_step();
+      const std::int64_t rounds = replica_.begin_step(observer);
       for (std::int64_t round = 0; round < rounds; ++round) {
         gradients_.begin(round == 0);
         replica_.run_round(round, order, &gradients_, observer);

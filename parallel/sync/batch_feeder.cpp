@@ -49,11 +49,12 @@ std::int64_t uploads_at_once(const Device& device) { return device.info().kind =
 }  // namespace
 
 BatchFeeder::BatchFeeder(const EngineContext& context, const Dataset& dataset, DataParallelPlace place,
-                         std::int64_t max_micro_batch)
+                         std::int64_t max_micro_batch, int steps_ahead)
     : place_(place),
       max_micro_batch_(max_micro_batch),
       device_(context.device),
       backend_(context.backend),
+      staging_(dataset.staging()),
       loader_(dataset, context.loader, max_micro_batch,
               [&device = context.device](std::int64_t bytes) -> std::shared_ptr<void> {
                 const auto memory = std::make_shared<HostBuffer>(device.allocate_host(bytes));
@@ -61,6 +62,7 @@ BatchFeeder::BatchFeeder(const EngineContext& context, const Dataset& dataset, D
               }),
       copies_(context.device.make_stream(false)) {
   for (std::int64_t i = 0; i < uploads_at_once(context.device); ++i) uploads_.push_back(make_upload(context));
+  if (staging_ != nullptr) staging_->join(place.rank, place.size, steps_ahead);
 }
 
 BatchFeeder::Upload BatchFeeder::make_upload(const EngineContext& context) {
@@ -97,6 +99,7 @@ std::int64_t BatchFeeder::step_samples(std::int64_t step) const {
 
 /// The micro-batches of a step that `rank` has, as offsets into its part of it. Rank 0's part is the largest.
 std::vector<Part> BatchFeeder::windows(std::int64_t step, int rank) const {
+  if (place_.size == 0) return {};
   return split_in_pieces(split_evenly(step_samples(step), place_.size, rank).count, max_micro_batch_);
 }
 
@@ -111,6 +114,7 @@ void BatchFeeder::begin(const EpochPlan& plan) {
   copies_->synchronize();
   while (loader_.outstanding() > 0) loader_.next();
   sent_ahead_ = false;
+  if (staging_ != nullptr) staging_->begin(plan);
   plan_ = &plan;
   step_ = 0;
   ahead_step_ = 0;
@@ -118,11 +122,12 @@ void BatchFeeder::begin(const EpochPlan& plan) {
   asked_.clear();
   ahead_pieces_.clear();
   if (plan.steps() > 0) ahead_pieces_ = windows(0, own_windows());
-  read_ahead();
+  read_ahead(Patience::none);
 }
 
 std::span<const Part> BatchFeeder::begin_step() {
   PDL_CHECK(plan_ != nullptr && step_ < plan_->steps(), "no step left in the plan");
+  if (staging_ != nullptr) staging_->begin_step(step_);
   pieces_ = windows(step_, own_windows());
   rounds_ = static_cast<std::int64_t>(windows(step_, 0).size());
   ++step_;
@@ -156,13 +161,16 @@ MicroBatch BatchFeeder::next(Stream& stream, std::int64_t update) {
 }
 
 void BatchFeeder::send_ahead() {
-  if (uploads_.size() == 1 || sent_ahead_ || loader_.outstanding() == 0) return;
+  if (uploads_.size() == 1 || sent_ahead_) return;
+  read_ahead(Patience::none);
+  if (loader_.outstanding() == 0) return;
   send();
   sent_ahead_ = true;
 }
 
 void BatchFeeder::send() {
   copies_->synchronize();  // what was sent before has left the loader's memory
+  read_ahead(Patience::for_one_batch);
   const HostBatch& host = loader_.next();
   const Request request = asked_.front();
   asked_.pop_front();
@@ -176,7 +184,7 @@ void BatchFeeder::send() {
   device_.copy(upload.sample_ids.raw(), host.sample_ids.raw(), host.sample_ids.bytes(), *copies_);
   if (place_.in_step) send_group_ids(upload, request);
   copies_->record(*upload.arrived);
-  read_ahead();
+  read_ahead(Patience::none);
 }
 
 /// The plan tells every rank which samples the others have.
@@ -191,13 +199,19 @@ void BatchFeeder::send_group_ids(const Upload& upload, const Request& request) {
   device_.copy(upload.group_sample_ids.raw(), group_ids_.data(), bytes, *copies_);
 }
 
-void BatchFeeder::read_ahead() {
+/// Asks for as much as the loader takes. Samples that are still on their way from other ranks are waited for only when
+/// there is nothing else to read and a batch is wanted.
+void BatchFeeder::read_ahead(Patience patience) {
   while (ahead_step_ < plan_->steps() && loader_.outstanding() < loader_.capacity()) {
     if (ahead_piece_ == ahead_pieces_.size()) {
       if (++ahead_step_ == plan_->steps()) return;
       ahead_piece_ = 0;
       ahead_pieces_ = windows(ahead_step_, own_windows());
       continue;
+    }
+    if (staging_ != nullptr && !staging_->at_hand(ahead_step_)) {
+      if (patience == Patience::none || loader_.outstanding() > 0) return;
+      staging_->wait(ahead_step_);
     }
     asked_.push_back({ahead_step_, ahead_pieces_[ahead_piece_++]});
     const Part samples = samples_of(asked_.back(), place_.rank);

@@ -5,6 +5,10 @@
 // The samples of a step are decided by the epoch plan. Data-parallel rank r of R takes the contiguous part
 // split_evenly(n, R, r) and cuts it into micro-batches; a rank may have none in a ragged last step. In step with the
 // others it has as many as they have, of the same sizes.
+//
+// With a data store (data_store.h) samples come from other ranks, and a rank also serves those that others need. So
+// then every rank of the world has a feeder for each split, begins the same plans and steps in the same order, and a
+// rank that reads no samples has a place among 0.
 
 #include <cstdint>
 #include <deque>
@@ -14,13 +18,14 @@
 
 #include "engine/data/batch_plan.h"
 #include "engine/data/data_loader.h"
+#include "engine/data/sample_staging.h"
 #include "engine/device/device.h"
 #include "engine/nn/layer.h"
 #include "parallel/engine.h"
 
 namespace pdl {
 
-/// Where a rank stands in the data-parallel group.
+/// Where a rank stands in the data-parallel group. Several ranks may share a place: they read the same samples.
 struct DataParallelPlace {
   int rank = 0, size = 1;
   /// For layers that work on the samples of all ranks at once: every rank has the micro-batches of the rank with the
@@ -30,9 +35,11 @@ struct DataParallelPlace {
 
 class BatchFeeder {
  public:
-  /// `max_micro_batch` bounds the size of a micro-batch.
+  /// `max_micro_batch` bounds the size of a micro-batch. Collective over the world with a data store, which starts
+  /// to bring samples `steps_ahead` steps before they are needed: two, so that they have come in time to be read ahead;
+  /// more where one rank can be further ahead of another.
   BatchFeeder(const EngineContext& context, const Dataset& dataset, DataParallelPlace place,
-              std::int64_t max_micro_batch);
+              std::int64_t max_micro_batch, int steps_ahead = 2);
 
   /// Bytes of device memory that the constructor takes, for plans.
   static std::int64_t device_bytes(const EngineContext& context, DataParallelPlace place, std::int64_t max_micro_batch);
@@ -73,12 +80,14 @@ class BatchFeeder {
   Part samples_of(const Request& request, int rank) const;
   void send();
   void send_group_ids(const Upload& upload, const Request& request);
-  void read_ahead();
+  enum class Patience { none, for_one_batch };
+  void read_ahead(Patience patience);
 
   DataParallelPlace place_;
   std::int64_t max_micro_batch_;
   Device& device_;
   Backend& backend_;
+  SampleStaging* staging_;  ///< null when every sample can be read at any time
   DataLoader loader_;
   const EpochPlan* plan_ = nullptr;
   std::int64_t step_ = 0;  ///< next step to begin

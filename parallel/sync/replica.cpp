@@ -63,7 +63,7 @@ std::int64_t Replica::micro_batches_per_step() const {
 }
 
 void Replica::accumulate(const StepOrder& order, GradientListener* listener, Observer& observer) {
-  begin_step();
+  begin_step(observer);
   touched_.assign(touched_.size(), 0);
   if (pieces_ == 0) context_.backend.fill(store_.grads(), 0.0);
   for (std::int64_t piece = 0; piece < pieces_; ++piece) {
@@ -71,7 +71,8 @@ void Replica::accumulate(const StepOrder& order, GradientListener* listener, Obs
   }
 }
 
-std::int64_t Replica::begin_step() {
+std::int64_t Replica::begin_step(Observer& observer) {
+  observer.phase(Phase::data);
   pieces_ = static_cast<std::int64_t>(training_feeder_->begin_step().size());
   return training_feeder_->rounds();
 }

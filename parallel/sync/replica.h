@@ -39,7 +39,7 @@ class Replica final : public HeldModel {
   /// The same micro-batch by micro-batch, for engines that reduce the gradients of each: `begin_step`, then so many
   /// rounds as it says, on every rank alike. In each round gradients start from nothing and the listener hears all of
   /// them. A rank that has no micro-batch left takes part with gradients of zero.
-  std::int64_t begin_step();
+  std::int64_t begin_step(Observer& observer);
   void run_round(std::int64_t round, const StepOrder& order, GradientListener* listener, Observer& observer);
 
   void begin_training(const EpochPlan& plan) override { training_feeder_->begin(plan); }

@@ -33,6 +33,31 @@ class Run(Case):
             measured = last["memory_peak_bytes"][kind]["max"]
             self.assertLessEqual(abs(measured - predicted), 0.01 * measured, kind)
 
+    def test_a_data_store_is_recorded_and_changes_no_number(self):
+        self.assertEqual(self.train(tiny(), ranks=2).returncode, 0)
+        plain = self.epochs()
+        self.assertEqual(self.run_json()["data"]["data_store"], "off")
+        self.assertNotIn("data_store_bytes", plain[0])
+        for preload, words in ((True, "preloaded"), (False, "filled when first used")):
+            config = tiny(loader__data_store={"enabled": True, "preload": preload})
+            done = self.train(config, "--force", ranks=2)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(self.run_json()["data"]["data_store"], words)
+            for with_store, without in zip(self.epochs(), plain):
+                self.assertEqual(with_store["train_loss"], without["train_loss"])
+                self.assertEqual(with_store["val_loss"], without["val_loss"])
+            sample_bytes = 2 * 16 * 4  # tokens and targets
+            held = self.epochs()[-1]["data_store_bytes"]
+            self.assertGreater(held["min"], (96 + 24) // 2 * sample_bytes)  # half of both splits, and what is on its way
+            self.assertLess(held["max"], 2 * (96 + 24) // 2 * sample_bytes)
+            self.assertGreater(self.epochs()[-1]["comm"]["data_store.send"]["bytes"], 0)
+            checked = subprocess.run([sys.executable, os.path.join(ROOT, "scripts/check_records.py"), self.path("out")],
+                                     capture_output=True, text=True)
+            self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+        planned = self.run_binary("plan", self.path("config.json"), "--ranks", "4", "--json")
+        self.assertEqual(json.loads(planned.stdout)["data_store"],
+                         {"sample_bytes": sample_bytes, "received_bytes_per_step": 3 * sample_bytes * 3 // 4})
+
     def test_same_curve_on_one_two_and_four_ranks(self):
         vgg = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "dropout": 0.2,
                "data": "synthetic-learnable", "classes": 4, "train_samples": 96, "validation_samples": 24}

@@ -29,8 +29,8 @@ TEST_CASE("an epoch's line is spelled as documented") {
              ContainsSubstring(R"("memory_peak_bytes":{"parameters":{"min":1047552,"mean":1048064,"max":1048576})"));
   CHECK_THAT(
       line, ContainsSubstring(R"("total":{"min":20971520,"mean":23068672,"max":25165824}},"memory_predicted_bytes":)"));
-  CHECK_THAT(line,
-             ContainsSubstring(R"("total":29360135},"device_memory_used_bytes":33554432,"library_bytes":4194304)"));
+  CHECK_THAT(line, ContainsSubstring(R"("total":29360135},"device_memory_used_bytes":33554432,"library_bytes":4194304,)"
+                                     R"("data_store_bytes":{"min":1024,"mean":1536,"max":2048},"comm":)"));
   CHECK_THAT(line, ContainsSubstring(
                        R"("dp.all_reduce":{"calls":200,"bytes":123456789012345,"busy_s":1.4375,"exposed_s":0.5})"));
   CHECK_THAT(line, EndsWith(R"(,"extrapolated":false})"));
@@ -45,6 +45,7 @@ TEST_CASE("what is not known is absent, and what older records lack is no mistak
   epoch.hfu.reset();
   epoch.of_gemm.reset();
   epoch.comm_exposed_step_ms.reset();
+  epoch.data_store_bytes.reset();
   std::string line = to_json_line(epoch);
   CHECK_THAT(line, ContainsSubstring(R"("flops_per_s":1500000000000.0,"train_loss":)"));
   CHECK(line.find("comm_exposed_step_ms") == std::string::npos);
@@ -57,6 +58,7 @@ TEST_CASE("what is not known is absent, and what older records lack is no mistak
   CHECK_FALSE(old_epoch.mfu.has_value());
   CHECK_FALSE(old_epoch.of_gemm.has_value());
   CHECK_FALSE(old_epoch.comm_exposed_step_ms.has_value());
+  CHECK_FALSE(old_epoch.data_store_bytes.has_value());
   CHECK(old_epoch.library_bytes == 0);
   CHECK(old_epoch.loss_scale == 1.0);
   CHECK(old_epoch.skipped_steps == 0);

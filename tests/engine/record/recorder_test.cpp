@@ -66,6 +66,7 @@ RankEpoch sample_rank(double scale) {
   epoch.memory_peak_total = 9007199254740991;  // the largest count that a double holds exactly
   epoch.device_memory_used = static_cast<std::int64_t>(1000 * scale);
   epoch.library_bytes = static_cast<std::int64_t>(200 * scale);
+  epoch.data_store = static_cast<std::int64_t>(50 * scale);
   epoch.comm["dp.all_reduce"] = {4, 1024, 0.5 * scale, 0.125 * scale};
   return epoch;
 }
@@ -192,6 +193,7 @@ TEST_CASE("an encoded epoch decodes to itself, padding or not") {
   CHECK(back.memory_peak_total == epoch.memory_peak_total);
   CHECK(back.device_memory_used == 1500);
   CHECK(back.library_bytes == 300);
+  CHECK(back.data_store == 75);
   REQUIRE(back.comm.size() == 2);
   CHECK(back.comm.at("tp.all_gather").bytes == 1234567890123);
   CHECK(back.comm.at("dp.all_reduce").calls == 4);
@@ -255,6 +257,8 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   CHECK(record.library_bytes == 600);
   CHECK(record.loss_scale == 4096.0);
   CHECK(record.skipped_steps == 2);
+  REQUIRE(record.data_store_bytes.has_value());
+  CHECK(record.data_store_bytes->mean == 100.0);
   CHECK(record.memory_peak_bytes[6].max == 7.0);
 }
 
@@ -313,4 +317,14 @@ TEST_CASE("without counted communication the phase stands in") {
   RankEpoch alone = sample_rank(1.0);
   alone.comm.clear();
   CHECK(merge({alone}, EpochFacts{}).comm_exposed_s.max == 0.25);
+}
+
+TEST_CASE("waiting for samples is no waiting for training traffic") {
+  RankEpoch rank = sample_rank(1.0);
+  rank.comm["data_store.recv"] = {4, 0, 2.0, 1.0};
+  CHECK(merge({rank}, EpochFacts{}).comm_exposed_s.max == 0.125);
+  rank.comm.erase("dp.all_reduce");
+  CHECK(merge({rank}, EpochFacts{}).comm_exposed_s.max == 0.25);  // the phase: nothing but samples was counted
+  rank.data_store = 0;
+  CHECK_FALSE(merge({rank}, EpochFacts{}).data_store_bytes.has_value());
 }

@@ -87,6 +87,7 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
   record.memory_peak_total_bytes = {20971520, 23068672, 25165824};
   record.device_memory_used_bytes = 33554432;
   record.library_bytes = 4194304;
+  record.data_store_bytes = {1024, 1536, 2048};
   record.comm["dp.all_reduce"] = {200, 123456789012345, 1.4375, 0.5};
   record.comm["world.broadcast"] = {1, 64, 0.0625, 0.03125};
   return record;
