@@ -25,7 +25,10 @@ struct DropoutKey {
 };
 
 struct Conv2dGeometry {
-  std::int64_t kernel = 3, stride = 1, padding = 1;  ///< square kernels
+  static constexpr std::int64_t kAsPadding = -1;
+  std::int64_t kernel = 3, stride = 1, padding = 1;  ///< square kernels; zeros on all four sides of the image
+  std::int64_t row_padding = kAsPadding;             ///< zero rows above and below, where they differ from `padding`
+  std::int64_t padded_rows() const { return row_padding == kAsPadding ? padding : row_padding; }
 };
 
 /// One contiguous piece of a parameter inside a flat range: what an optimizer update works on.

@@ -18,11 +18,12 @@ struct Case {
   std::int64_t offset;  // elements that parameters and their gradients start behind a multiple of 64 bytes
 };
 // The first, a middle and a last layer of VGG made small; odd channels and images; 1 x 1; strides that leave a border
-// unread; a wide kernel.
-const Case kCases[] = {{{4, 16, 16, 3}, 64, {3, 1, 1}, 0},  {{2, 8, 8, 64}, 128, {3, 1, 1}, 1},
-                       {{4, 2, 2, 256}, 256, {3, 1, 1}, 3}, {{2, 7, 5, 3}, 5, {3, 1, 1}, 1},
-                       {{3, 9, 7, 16}, 24, {1, 1, 0}, 0},   {{2, 9, 10, 8}, 16, {3, 2, 1}, 3},
-                       {{2, 8, 9, 5}, 7, {1, 2, 0}, 1},     {{1, 11, 10, 6}, 4, {5, 1, 2}, 0}};
+// unread; a wide kernel; rows padded otherwise than columns, as slices of images are.
+const Case kCases[] = {
+    {{4, 16, 16, 3}, 64, {3, 1, 1}, 0},    {{2, 8, 8, 64}, 128, {3, 1, 1}, 1}, {{4, 2, 2, 256}, 256, {3, 1, 1}, 3},
+    {{2, 7, 5, 3}, 5, {3, 1, 1}, 1},       {{3, 9, 7, 16}, 24, {1, 1, 0}, 0},  {{2, 9, 10, 8}, 16, {3, 2, 1}, 3},
+    {{2, 8, 9, 5}, 7, {1, 2, 0}, 1},       {{1, 11, 10, 6}, 4, {5, 1, 2}, 0},  {{4, 3, 16, 64}, 64, {3, 1, 1, 0}, 0},
+    {{4, 1, 16, 64}, 64, {3, 1, 1, 2}, 1}, {{2, 9, 6, 3}, 5, {3, 1, 1, 0}, 0}, {{2, 7, 10, 16}, 8, {3, 2, 0, 2}, 3}};
 
 // cuDNN may use fast transforms in fp32. Outputs are rounded twice where bias and relu are a pass of their own, and
 // gradients of weights to the inputs' type before they are added to fp32.
@@ -35,14 +36,15 @@ struct Convolution {
         of(of_in),
         taps_in(of.geometry.kernel * of.geometry.kernel * of.x[3]),
         w_shape({of.filters, of.geometry.kernel, of.geometry.kernel, of.x[3]}),
-        y_shape({of.x[0], extent(of.x[1]), extent(of.x[2]), of.filters}),
+        y_shape(
+            {of.x[0], extent(of.x[1], of.geometry.padded_rows()), extent(of.x[2], of.geometry.padding), of.filters}),
         x(random_twin(dtype, of.x, 1)),
         w(random_twin(dtype, w_shape, 2, -3.0 / std::sqrt(taps_in), 3.0 / std::sqrt(taps_in), of.offset)),
         bias(random_twin(dtype, {of.filters}, 3, -1.0, 1.0, of.offset)),
         dy(random_twin(dtype, y_shape, 4)) {}
 
-  std::int64_t extent(std::int64_t in) const {
-    return (in + 2 * of.geometry.padding - of.geometry.kernel) / of.geometry.stride + 1;
+  std::int64_t extent(std::int64_t in, std::int64_t padding) const {
+    return (in + 2 * padding - of.geometry.kernel) / of.geometry.stride + 1;
   }
   Room room(const Side& on) const {
     return Room(on, on->conv2d_workspace_bytes(of.x, w_shape, of.geometry, x[on].dtype()));
@@ -72,7 +74,8 @@ struct Convolution {
 
 std::string text(DType dtype, const Case& of) {
   return str(name_of(dtype), ", x ", of.x.to_string(), ", K ", of.filters, ", kernel ", of.geometry.kernel, ", stride ",
-             of.geometry.stride, ", padding ", of.geometry.padding, ", offset ", of.offset);
+             of.geometry.stride, ", padding ", of.geometry.padded_rows(), " x ", of.geometry.padding, ", offset ",
+             of.offset);
 }
 
 }  // namespace

@@ -153,7 +153,7 @@ void CpuBackend::conv2d_backward_weight(Tensor dw, Tensor dbias, Tensor dy, Tens
 }
 
 std::int64_t CpuBackend::conv2d_workspace_bytes(const Shape& x, const Shape& w, Conv2dGeometry geometry, DType dtype) {
-  if (dtype != DType::fp32) return 0;
+  if (dtype != DType::fp32 || x.elements() == 0) return 0;
   const ConvExtents e(x, w, geometry);
   return workspace_bytes(e, onednn_conv_->plan(e));
 }

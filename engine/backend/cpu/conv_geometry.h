@@ -1,7 +1,7 @@
 #pragma once
 // Which pixels a convolution ties together. Tap (r, s) of the kernel ties output pixel (p, q) to input pixel
-// (p stride + r - padding, q stride + s - padding), when that lies in the image. The three operations of a convolution
-// run over the same pairs of pixels:
+// (p stride + r - row_padding, q stride + s - padding), when that lies in the image. The three operations of a
+// convolution run over the same pairs of pixels:
 //
 //   forward            y[output]     += x[input]     w[:, tap, :]^T
 //   backward data      dx[input]     += dy[output]   w[:, tap, :]
@@ -28,13 +28,15 @@ struct ConvExtents {
         k(weights[0]),
         kernel(geometry.kernel),
         stride(geometry.stride),
-        padding(geometry.padding) {
+        padding(geometry.padding),
+        row_padding(geometry.padded_rows()) {
     PDL_CHECK(x.rank() == 4 && weights == Shape({k, kernel, kernel, c}), "x ", x.to_string(), ", w ",
               weights.to_string(), ", kernel ", kernel);
-    PDL_CHECK(stride >= 1 && padding >= 0, "stride ", stride, ", padding ", padding);
-    PDL_CHECK(h + 2 * padding >= kernel && w + 2 * padding >= kernel, "kernel ", kernel, " on ", h, " x ", w,
-              ", padding ", padding);
-    p = (h + 2 * padding - kernel) / stride + 1;
+    PDL_CHECK(stride >= 1 && padding >= 0 && row_padding >= 0, "stride ", stride, ", padding ", row_padding, " x ",
+              padding);
+    PDL_CHECK(h + 2 * row_padding >= kernel && w + 2 * padding >= kernel, "kernel ", kernel, " on ", h, " x ", w,
+              ", padding ", row_padding, " x ", padding);
+    p = (h + 2 * row_padding - kernel) / stride + 1;
     q = (w + 2 * padding - kernel) / stride + 1;
   }
 
@@ -45,18 +47,18 @@ struct ConvExtents {
   /// Calls pair(output, input) for each pair of one tap whose output pixel lies in an output line.
   template <typename Pair>
   void pairs_of_output_line(std::int64_t line, std::int64_t tap, Pair pair) const {
-    const std::int64_t row = line % p * stride + tap / kernel - padding;
+    const std::int64_t row = line % p * stride + tap / kernel - row_padding;
     if (row >= 0 && row < h) pairs_of_lines(line, line / p * h + row, tap % kernel, pair);
   }
   /// The same for the pairs whose input pixel lies in an input line.
   template <typename Pair>
   void pairs_of_input_line(std::int64_t line, std::int64_t tap, Pair pair) const {
-    const std::int64_t row = line % h + padding - tap / kernel;  // of the output, times stride
+    const std::int64_t row = line % h + row_padding - tap / kernel;  // of the output, times stride
     if (row >= 0 && row % stride == 0 && row / stride < p)
       pairs_of_lines(line / h * p + row / stride, line, tap % kernel, pair);
   }
 
-  std::int64_t n, h, w, c, k, kernel, stride, padding;
+  std::int64_t n, h, w, c, k, kernel, stride, padding, row_padding;
   std::int64_t p = 0, q = 0;
 
  private:

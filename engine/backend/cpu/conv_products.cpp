@@ -52,7 +52,7 @@ TapWeights backward_data_weights(const ConvExtents& e) { return {e.taps(), e.k, 
 // The input pixels under the kernel at one output pixel, side by side: [R, S, C], zeros where the kernel leaves the
 // image.
 void copy_patch(float* patch, const ConvExtents& e, const float* x, std::int64_t line, std::int64_t q) {
-  const std::int64_t row = line % e.p * e.stride - e.padding, column = q * e.stride - e.padding;
+  const std::int64_t row = line % e.p * e.stride - e.row_padding, column = q * e.stride - e.padding;
   const std::int64_t first = std::max<std::int64_t>(0, -column),
                      last = std::min(e.kernel, e.w - column);  // taps S inside
   for (std::int64_t r = 0; r < e.kernel; ++r) {

@@ -53,7 +53,7 @@ struct Description {
         y({e.n, e.k, e.p, e.q}, kFloat, Tag::nhwc),
         any_w({e.k, e.c, e.kernel, e.kernel}, kFloat, Tag::any),
         stride({e.stride, e.stride}),
-        padding({e.padding, e.padding}) {}
+        padding({e.row_padding, e.padding}) {}
 
   using Forward = dnnl::convolution_forward::primitive_desc;
   using BackwardData = dnnl::convolution_backward_data::primitive_desc;
@@ -126,10 +126,10 @@ struct Convolution {
 
 struct OneDnnConv::Cache {
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                         std::int64_t, std::int64_t, int>;
+                         std::int64_t, std::int64_t, std::int64_t, int>;
 
   Convolution& find(const ConvExtents& e) {
-    const Key key{e.n, e.h, e.w, e.c, e.k, e.kernel, e.stride, e.padding, omp_get_max_threads()};
+    const Key key{e.n, e.h, e.w, e.c, e.k, e.kernel, e.stride, e.padding, e.row_padding, omp_get_max_threads()};
     const auto [place, is_new] = shapes.try_emplace(key);
     if (is_new) make(place->second, e);
     return place->second;

@@ -80,7 +80,8 @@ struct Conv {
             sizes.k,
             sizes.geometry.kernel,
             sizes.geometry.stride,
-            sizes.geometry.padding};
+            sizes.geometry.padding,
+            sizes.geometry.padded_rows()};
   }
   PlanRules rules(std::int64_t workspace_bytes) const {
     PlanRules rules;

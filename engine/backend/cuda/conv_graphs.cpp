@@ -19,13 +19,15 @@ void add_image(CudnnGraph& graph, TensorId id, DType dtype, const Extents4& exte
 
 ConvSizes::ConvSizes(const Shape& x, const Shape& weights, Conv2dGeometry conv_geometry)
     : n(x[0]), h(x[1]), w(x[2]), c(x[3]), k(weights[0]), p(0), q(0), geometry(conv_geometry) {
-  const std::int64_t kernel = geometry.kernel, stride = geometry.stride, padding = geometry.padding;
+  const std::int64_t kernel = geometry.kernel, stride = geometry.stride, padding = geometry.padding,
+                     row_padding = geometry.padded_rows();
   PDL_CHECK(x.rank() == 4 && weights == Shape({k, kernel, kernel, c}), "x ", x.to_string(), ", w ", weights.to_string(),
             ", kernel ", kernel);
-  PDL_CHECK(stride >= 1 && padding >= 0, "stride ", stride, ", padding ", padding);
-  PDL_CHECK(h + 2 * padding >= kernel && w + 2 * padding >= kernel, "kernel ", kernel, " on ", h, " x ", w,
-            ", padding ", padding);
-  p = (h + 2 * padding - kernel) / stride + 1;
+  PDL_CHECK(stride >= 1 && padding >= 0 && row_padding >= 0, "stride ", stride, ", padding ", row_padding, " x ",
+            padding);
+  PDL_CHECK(h + 2 * row_padding >= kernel && w + 2 * padding >= kernel, "kernel ", kernel, " on ", h, " x ", w,
+            ", padding ", row_padding, " x ", padding);
+  p = (h + 2 * row_padding - kernel) / stride + 1;
   q = (w + 2 * padding - kernel) / stride + 1;
 }
 

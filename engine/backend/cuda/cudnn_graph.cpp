@@ -162,8 +162,8 @@ CudnnDescriptor CudnnGraph::convolution(Conv2dGeometry geometry) {
   convolution.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, 2);
   convolution.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, Two{1, 1});
   convolution.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, Two{geometry.stride, geometry.stride});
-  convolution.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, Two{geometry.padding, geometry.padding});
-  convolution.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, Two{geometry.padding, geometry.padding});
+  convolution.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, Two{geometry.padded_rows(), geometry.padding});
+  convolution.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, Two{geometry.padded_rows(), geometry.padding});
   convolution.finalize();
   return convolution;
 }

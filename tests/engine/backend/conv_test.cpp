@@ -17,8 +17,8 @@ struct Case {
   std::int64_t n, h, w, c, k;
   Conv2dGeometry geometry = {};
 };
-// Few channels and many, maps down to one pixel, strides, kernels of 1, 2 and 5, padding beyond the kernel's half, and
-// sums over more pixels and channels than one block takes.
+// Few channels and many, maps down to one pixel, strides, kernels of 1, 2 and 5, padding beyond the kernel's half, sums
+// over more pixels and channels than one block takes, and rows padded otherwise than columns.
 const Case kCases[] = {
     {2, 5, 7, 3, 5},
     {1, 1, 1, 1, 1},
@@ -39,6 +39,12 @@ const Case kCases[] = {
     {1, 20, 60, 4, 8},
     {1, 3, 600, 3, 4},
     {1, 2, 2, 300, 520},
+    {2, 7, 5, 3, 5, {3, 1, 1, 0}},
+    {2, 3, 6, 20, 7, {3, 1, 1, 0}},
+    {2, 1, 6, 18, 9, {3, 1, 1, 2}},
+    {3, 8, 8, 32, 16, {3, 1, 1, 2}},
+    {2, 6, 7, 4, 5, {3, 2, 0, 3}},
+    {1, 5, 7, 20, 4, {5, 1, 2, 4}},
 };
 // Relative to the largest value: sums of up to 2700 products of numbers up to 1.
 constexpr double kFloatError = 3e-6;
@@ -66,10 +72,10 @@ struct Convolution {
                       1, backend.conv2d_workspace_bytes(x.tensor().shape(), w.tensor().shape(), geometry, dtype))}) {}
 
   static Shape output_shape(const Case& of) {
-    const auto extent = [&](std::int64_t in) {
-      return (in + 2 * of.geometry.padding - of.geometry.kernel) / of.geometry.stride + 1;
+    const auto extent = [&](std::int64_t in, std::int64_t padding) {
+      return (in + 2 * padding - of.geometry.kernel) / of.geometry.stride + 1;
     };
-    return {of.n, extent(of.h), extent(of.w), of.k};
+    return {of.n, extent(of.h, of.geometry.padded_rows()), extent(of.w, of.geometry.padding), of.k};
   }
   void forward(Backend& backend, Activation activation = Activation::none, bool with_bias = true) {
     y.poison();
@@ -98,7 +104,7 @@ double naive_output(const Convolution& conv, std::int64_t n, std::int64_t p, std
   double sum = 0.0;
   for (std::int64_t r = 0; r < size; ++r) {
     for (std::int64_t s = 0; s < size; ++s) {
-      const std::int64_t row = p * conv.geometry.stride + r - conv.geometry.padding;
+      const std::int64_t row = p * conv.geometry.stride + r - conv.geometry.padded_rows();
       const std::int64_t column = q * conv.geometry.stride + s - conv.geometry.padding;
       if (row < 0 || row >= x[1] || column < 0 || column >= x[2]) continue;
       for (std::int64_t c = 0; c < x[3]; ++c) {
@@ -126,7 +132,7 @@ Values naive_forward(const Convolution& conv, Activation activation, bool with_b
 
 std::string text(const Case& of) {
   return str("x [", of.n, ", ", of.h, ", ", of.w, ", ", of.c, "], K ", of.k, ", kernel ", of.geometry.kernel,
-             ", stride ", of.geometry.stride, ", padding ", of.geometry.padding);
+             ", stride ", of.geometry.stride, ", padding ", of.geometry.padded_rows(), " x ", of.geometry.padding);
 }
 
 }  // namespace
