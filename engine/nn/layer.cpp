@@ -13,6 +13,13 @@ DropoutKey LayerIo::dropout_key(double rate, int place) const {
   return key;
 }
 
+void leave_gradients(const LayerIo& io) {
+  for (std::size_t i = io.grads.size(); i-- > 0;) {
+    if (io.accumulate[i] == 0) io.backend.fill(io.grads[i], 0.0);
+    io.grad_ready(static_cast<int>(i));
+  }
+}
+
 std::int64_t Layer::workspace_bytes(const Shape&, DType, Backend&) const { return 0; }
 
 }  // namespace pdl

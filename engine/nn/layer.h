@@ -86,6 +86,9 @@ struct LayerIo {
   DropoutKey dropout_key(double rate, int place) const;
 };
 
+/// Backward of a layer that has no samples here: nothing is added to its gradients.
+void leave_gradients(const LayerIo& io);
+
 /// Hyper-parameters only. Shapes are those of the tensors passed in, so the same layer serves any batch and sequence
 /// length.
 class Layer {
@@ -102,6 +105,9 @@ class Layer {
   /// False when what forward or backward queues is not the same each time, or waits for other ranks: then the layer's
   /// stage is not recorded (device/repeated_work.h).
   virtual bool repeatable() const { return true; }
+  /// The samples that the layers behind this one work on: all of the micro-batch's, unless the layer is one that deals
+  /// whole samples out over ranks. May be none.
+  virtual MicroBatch output_batch(const MicroBatch& batch) const { return batch; }
   /// True when forward already wrote the input gradient over x (the loss): dx is x, backward does nothing.
   virtual bool input_grad_in_place() const { return false; }
   /// True when forward looks at io.residual. A caller that finds false adds it itself. Backward is the same either way:

@@ -75,6 +75,12 @@ std::vector<Shape> Stage::shapes_for(std::int64_t samples) const {
   return shapes;
 }
 
+std::vector<MicroBatch> Stage::batches_for(const MicroBatch& batch) const {
+  std::vector<MicroBatch> batches = {batch};
+  for (const PlacedLayer& placed : placed_) batches.push_back(placed.layer->output_batch(batches.back()));
+  return batches;
+}
+
 TensorSpec Stage::input_spec(std::int64_t samples) const {
   return {first_ == 0 && sample_input_.dtype == DType::int32 ? DType::int32 : dtype_, input_shape_.with_first(samples)};
 }
@@ -93,7 +99,7 @@ LayerIo Stage::layer_io(std::size_t position, const Pass& pass, const std::vecto
   const auto y_of = [&](std::size_t p) {
     return shapes[p + 1].empty() ? Tensor() : pass.slot.buffer().tensor(dtype_, shapes[p + 1], placed_[p].y_offset);
   };
-  LayerIo io(backend_, pass.batch);
+  LayerIo io(backend_, pass.batches[position]);
   io.training = training;
   io.wants_input_grad = placed.index > 0;
   io.layer_index = placed.index;
@@ -123,18 +129,18 @@ std::vector<int> Stage::contributions(const ParamStore& store) const {
 Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot& slot, const MicroBatch& batch,
                       const Tensor& x, bool training) {
   FlatParameters host(store, values, Tensor());
-  const Pass pass{store, host, slot, batch, x};
+  const Pass pass{store, host, slot, batches_for(batch), x};
   return repeat(pass, {training, place_of(values)}, [&] { return run_forward(pass, training); });
 }
 
 Tensor Stage::forward(const ParamStore& store, ParameterHost& host, const Slot& slot, const MicroBatch& batch,
                       const Tensor& x, bool training) {
-  return run_forward({store, host, slot, batch, x}, training);
+  return run_forward({store, host, slot, batches_for(batch), x}, training);
 }
 
 Tensor Stage::repeat(const Pass& pass, RepeatedWork::Key key, const std::function<Tensor()>& work) {
   if (!repeated_) return work();
-  const MicroBatch& batch = pass.batch;
+  const MicroBatch& batch = pass.batches.front();
   for (const Tensor* tensor :
        {&pass.x, &batch.input, &batch.target, &batch.sample_ids, &batch.metrics, &batch.update}) {
     key.push_back(place_of(*tensor));
@@ -147,9 +153,9 @@ Tensor Stage::repeat(const Pass& pass, RepeatedWork::Key key, const std::functio
 }
 
 Tensor Stage::run_forward(const Pass& pass, bool training) {
-  PDL_CHECK(pass.batch.size > 0 && pass.batch.size <= max_samples_, "a slot for ", max_samples_, " samples was given ",
-            pass.batch.size);
-  const std::vector<Shape> shapes = shapes_for(pass.batch.size);
+  const std::int64_t samples = pass.batches.front().size;
+  PDL_CHECK(samples > 0 && samples <= max_samples_, "a slot for ", max_samples_, " samples was given ", samples);
+  const std::vector<Shape> shapes = shapes_for(samples);
   Tensor y;
   pass.host.begin_pass(training);
   for (std::size_t position = 0; position < placed_.size(); ++position) {
@@ -157,7 +163,7 @@ Tensor Stage::run_forward(const Pass& pass, bool training) {
     const NamedRange range(ranges_, [&layer] { return layer.name() + " forward"; });
     pass.host.before_layer(static_cast<int>(position));
     const LayerIo io = layer_io(position, pass, shapes, training);
-    layer.forward(io);
+    if (io.batch.size > 0) layer.forward(io);
     pass.host.after_layer(static_cast<int>(position));
     y = io.y;
   }
@@ -185,7 +191,7 @@ Tensor Stage::backward(const ParamStore& store, const Tensor& values, const Tens
                        const Slot& slot, const MicroBatch& batch, const Tensor& x, Tensor dy,
                        GradientListener* listener) {
   FlatParameters host(store, values, grads);
-  const Pass pass{store, host, slot, batch, x};
+  const Pass pass{store, host, slot, batches_for(batch), x};
   if (listener != nullptr) return run_backward(pass, touched, dy, listener);
   RepeatedWork::Key key(touched.begin(), touched.end());
   key.insert(key.end(), {place_of(values), place_of(grads), place_of(dy)});
@@ -198,12 +204,12 @@ Tensor Stage::backward(const ParamStore& store, const Tensor& values, const Tens
 
 Tensor Stage::backward(const ParamStore& store, ParameterHost& host, std::vector<char>& touched, const Slot& slot,
                        const MicroBatch& batch, const Tensor& x, Tensor dy, GradientListener* listener) {
-  return run_backward({store, host, slot, batch, x}, touched, dy, listener);
+  return run_backward({store, host, slot, batches_for(batch), x}, touched, dy, listener);
 }
 
 Tensor Stage::run_backward(const Pass& pass, std::vector<char>& touched, Tensor dy, GradientListener* listener) {
   const ParamStore& store = pass.store;
-  const std::vector<Shape> shapes = shapes_for(pass.batch.size);
+  const std::vector<Shape> shapes = shapes_for(pass.batches.front().size);
   std::vector<int> pending = contributions(store);
   StoreReady ready;
   ready.store = &store;
@@ -238,7 +244,11 @@ Tensor Stage::run_backward(const Pass& pass, std::vector<char>& touched, Tensor 
       io.dx = scratch_[free_scratch].tensor(dtype_, shapes[position]);
       free_scratch = 1 - free_scratch;
     }
-    placed.layer->backward(io);
+    if (io.batch.size > 0) {
+      placed.layer->backward(io);
+    } else {
+      leave_gradients(io);
+    }
     pass.host.after_layer(static_cast<int>(position));
     dy = io.dx;
   }

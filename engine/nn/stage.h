@@ -89,13 +89,14 @@ class Stage {
     const ParamStore& store;
     ParameterHost& host;
     const Slot& slot;
-    const MicroBatch& batch;
+    const std::vector<MicroBatch> batches;  ///< of each layer here
     const Tensor& x;
   };
   Tensor run_forward(const Pass& pass, bool training);
   Tensor run_backward(const Pass& pass, std::vector<char>& touched, Tensor dy, GradientListener* listener);
   /// Does `work`, or replays it. `key` is all that tells the pass from others besides `pass`.
   Tensor repeat(const Pass& pass, RepeatedWork::Key key, const std::function<Tensor()>& work);
+  std::vector<MicroBatch> batches_for(const MicroBatch& batch) const;
   std::vector<Shape> shapes_for(std::int64_t samples) const;
   /// The part of LayerIo that both directions share. Its spans point into members and hold until the next call.
   LayerIo layer_io(std::size_t position, const Pass& pass, const std::vector<Shape>& shapes, bool training);

@@ -54,7 +54,7 @@ class Flatten final : public Layer {
  public:
   explicit Flatten(std::string name) : name_(std::move(name)) {}
   std::string name() const override { return name_; }
-  Shape output_shape(const Shape& x) const override { return {x[0], x.elements_per_sample()}; }
+  Shape output_shape(const Shape& x) const override { return {x[0], x.with_first(1).elements()}; }
   std::vector<TensorSpec> saved_specs(const Shape&, DType) const override { return {}; }
   double flops(const Shape&) const override { return 0.0; }
   void forward(const LayerIo& io) const override { io.backend.copy(io.y, io.x.view(io.y.shape())); }

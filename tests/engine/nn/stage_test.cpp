@@ -325,3 +325,69 @@ TEST_CASE("layers tell a profiler their names, from the outside of each pass") {
   }
   CHECK(names == expected);
 }
+
+namespace {
+
+/// Hands on the first samples of a micro-batch and drops the others.
+class First final : public Layer {
+ public:
+  explicit First(std::int64_t samples) : samples_(samples) {}
+  std::string name() const override { return "first samples"; }
+  Shape output_shape(const Shape& x) const override { return x.with_first(std::min(samples_, x[0])); }
+  std::vector<TensorSpec> saved_specs(const Shape&, DType) const override { return {}; }
+  double flops(const Shape&) const override { return 0.0; }
+  MicroBatch output_batch(const MicroBatch& batch) const override {
+    MicroBatch part = batch;
+    part.size = std::min(samples_, batch.size);
+    part.target = batch.target.rows(0, part.size);
+    part.sample_ids = batch.sample_ids.rows(0, part.size);
+    return part;
+  }
+  void forward(const LayerIo& io) const override { io.backend.copy(io.y, io.x.rows(0, io.y.shape()[0])); }
+  void backward(const LayerIo& io) const override {
+    io.backend.fill(io.dx, 0.0);
+    io.backend.copy(io.dx.rows(0, io.dy.shape()[0]), io.dy);
+  }
+
+ private:
+  std::int64_t samples_;
+};
+
+}  // namespace
+
+TEST_CASE("layers behind one that hands fewer samples on work on those, and on none at all") {
+  const TinyModel whole = tiny_mlp();
+  for (const std::int64_t samples : {0, 1, 3}) {
+    INFO(samples << " samples are handed on");
+    TinyModel cut = whole;
+    cut.build = [&](const LayerFactory& factory) {
+      LayerList layers = whole.build(factory);
+      layers.insert(layers.begin() + 1, std::make_unique<First>(samples));
+      return layers;
+    };
+    Chain chain(cut, {}), reference(whole, {});
+    const auto batch = make_batch(cut, {5, 6, 7, 8}, 4);
+    Outcome expected{{0.0, 0.0}, reference.gradients()};
+    if (samples > 0) {
+      const std::vector<std::int64_t> ids = {5, 6, 7};
+      expected = run(reference, *make_batch(whole, {ids.begin(), ids.begin() + samples}, 4));
+    } else {
+      for (auto& [name, gradient] : expected.gradients) gradient.assign(gradient.size(), 0.0);
+    }
+    Recorder recorder;
+    for (const bool again : {false, true}) {  // the second time, gradients are added to what is there
+      batch->metrics = {0.0, 0.0};
+      chain.forward(0, *batch);
+      chain.backward(0, *batch, &recorder);
+      CHECK(batch->metrics == expected.metrics);
+      if (again) {
+        for (auto& [name, gradient] : expected.gradients) {
+          for (double& value : gradient) value *= 2.0;
+        }
+      }
+      if (samples == 0) CHECK(chain.gradients() == expected.gradients);
+      if (samples > 0) CHECK(worst_relative_difference(chain.gradients(), expected.gradients) < 1e-14);
+    }
+    CHECK(recorder.heard.size() == 2 * chain.gradients().size());
+  }
+}
