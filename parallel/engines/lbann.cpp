@@ -15,6 +15,8 @@
 //     that overlap is lost
 //   with fc=model the neurons of the fully-connected layers at the end of the model are divided over the ranks, which
 //     exchange activations there instead of gradients: parallel/shard/neuron_parallel.h
+//   with spatial.height=p groups of p ranks share samples, each with a slice of the rows of an image, as far as
+//     convolutions go: parallel/shard/spatial_split.h
 //   with procs_per_trainer below N, each trainer is such a group of its own, and every ltfb_batch_interval updates they
 //     hold a tournament (LTFB): parallel/sync/tournament.h. An extension beyond the study, and no synchronous SGD:
 //     verify says that it differs from serial, and it does
@@ -33,6 +35,8 @@
 //   - one rank alone communicates nothing
 //   - fc=model: weights, their gradients and moments divided, gradients that need no all-reduce (data_layout
 //     "model_parallel")
+//   - spatial: rows of both neighbours exchanged while a slice is convolved, a shuffle to whole samples behind
+//   (distconv)
 // Differs from upstream
 //   - the all-reduce of a weight begins before its layer computes the data gradient, not after it
 //   - a rank has a contiguous part of the global batch, where upstream deals samples out cyclically
@@ -42,12 +46,15 @@
 //   - fc=model divides matrices in one dimension, by neurons; upstream in two. Where ranks have unequal parts of a
 //   step,
 //     samples that count nothing fill up
+//   - spatial divides heights only, with one number for the whole model; upstream also widths, depths and channels,
+//     layer by layer
 //   - LTFB: trainers start from the same weights and share one shuffle of all samples, of which each has its part of
 //     every step; moments stay where they are; models are scored on the validation split, and what validation shows is
 //     the mean over the trainers' models, each on its part
 //
 // Knobs (default; upstream has no names for them, data_layout aside)
 //   max_inflight=1  update_group_elements=65536  fc=data (upstream: data_layout of these layers)
+//   spatial.height=1 (upstream: height_splits in the parallel_strategy of each layer)  spatial.overlap=true
 //   procs_per_trainer=0 (all)  ltfb_batch_interval=100  ltfb_tournament_batches=1
 
 #include <algorithm>
@@ -55,6 +62,7 @@
 
 #include "parallel/comm/world.h"
 #include "parallel/shard/neuron_parallel.h"
+#include "parallel/shard/spatial_split.h"
 #include "parallel/sync/bucketed_all_reduce.h"
 #include "parallel/sync/replica.h"
 #include "parallel/sync/replicated_update.h"
@@ -72,6 +80,7 @@ struct LbannKnobs {
   int max_inflight = 1;
   std::int64_t update_group_elements = 65536;
   std::string fc = "data";
+  SpatialOptions spatial;
   int procs_per_trainer = 0;
   std::int64_t ltfb_batch_interval = 100, ltfb_tournament_batches = 1;
 };
@@ -89,6 +98,7 @@ LbannKnobs read_knobs(const ConfigReader& reader) {
   knobs.fc = reader.choice("fc", knobs.fc, {"data", "model"},
                            "fully-connected layers at the end of the model: data parallel like the rest, or with their "
                            "neurons divided over the ranks");
+  knobs.spatial = read_spatial_options(reader);
   knobs.procs_per_trainer = reader.get(
       "procs_per_trainer", knobs.procs_per_trainer,
       "ranks that train one model; fewer than there are: several models meet in tournaments; 0: all", {0, 1 << 30});
@@ -108,7 +118,8 @@ class Lbann final : public StepMethod {
       : context_(context),
         knobs_(knobs),
         divided_(std::move(divided)),
-        replica_(context, place(), factory()),
+        split_(context, knobs.spatial, divided_ ? *divided_ : dense_),
+        replica_(split_.context(), place(), split_.factory()),
         sums_(replica_.store(), knobs.max_inflight),
         update_(context) {
     if (trainer_size() < context.world.size()) {
@@ -134,6 +145,7 @@ class Lbann final : public StepMethod {
   void prepare() override {
     if (tournament_) trainer_group_ = context_.world.split(tournament_->trainer(), context_.world.rank(), "trainer");
     Communicator& group = tournament_ ? *trainer_group_ : context_.world;
+    split_.prepare();
     replica_.prepare();
     update_.prepare(replica_);
     sums_.prepare(context_.device, group);
@@ -177,9 +189,15 @@ class Lbann final : public StepMethod {
   /// Ranks that train one model.
   int trainer_size() const { return knobs_.procs_per_trainer == 0 ? context_.world.size() : knobs_.procs_per_trainer; }
   bool alone() const { return trainer_size() == 1; }
-  const LayerFactory& factory() const { return divided_ ? *divided_ : dense_; }
   DataParallelPlace place() const {
-    return {.rank = context_.world.rank(), .size = context_.world.size(), .in_step = divided_ && !alone()};
+    return {.rank = split_.group(),
+            .size = split_.groups(),
+            .in_step = divided_ && !alone(),
+            .shared_by = knobs_.spatial.height};
+  }
+  /// Of one pass with fc=model.
+  CommCounts classifier_traffic() const {
+    return divided_->traffic(replica_.micro_batch() / knobs_.spatial.height, context_.training.dtype);
   }
   std::int64_t gradient_size() const { return size_of(wide_dtype(context_.training.dtype)); }
   CommCounts comm_per_step() const;
@@ -191,6 +209,7 @@ class Lbann final : public StepMethod {
   LbannKnobs knobs_;
   LayerFactory dense_;
   std::unique_ptr<NeuronParallelFactory> divided_;
+  SpatialSplit split_;
   Replica replica_;
   TensorAllReduce sums_;
   ReplicatedUpdate update_;
@@ -203,11 +222,14 @@ EngineDescription Lbann::describe() const {
   EngineDescription description;
   description.name = "lbann";
   description.replicated_state = replica_.slices().count() == 0 && !tournament_;
-  description.dp = trainer_size();
+  description.dp = trainer_size() / knobs_.spatial.height;
+  description.tp = knobs_.spatial.height;
   description.micro_batches = replica_.micro_batches_per_step();
   description.knobs = {{"max_inflight", str(knobs_.max_inflight)},
                        {"update_group_elements", str(knobs_.update_group_elements)},
                        {"fc", knobs_.fc},
+                       {"spatial.height", str(knobs_.spatial.height)},
+                       {"spatial.overlap", knobs_.spatial.overlap ? "true" : "false"},
                        {"procs_per_trainer", str(trainer_size())}};
   description.differences = {"an all-reduce begins ahead of its layer's data gradient",
                              "ranks have contiguous parts of the global batch"};
@@ -227,9 +249,11 @@ Prediction Lbann::predict() const {
   Prediction prediction;
   prediction.memory = replica_.predicted_memory();
   prediction.memory[MemoryKind::optimizer] += update_.predicted_bytes(replica_);
+  prediction.memory[MemoryKind::communication] += split_.predicted_bytes();
   if (!alone()) prediction.comm_per_step = comm_per_step();
   prediction.tables = {all_reduce_table(replica_.store(), sums_.order(), groups_, gradient_size()),
                        memory_table(prediction.memory)};
+  if (knobs_.spatial.height > 1) prediction.tables.push_back(split_.table());
   if (!alone()) warn(prediction.warnings);
   if (!tournament_) return prediction;
   if (context_.training.deterministic) {
@@ -255,11 +279,15 @@ CommCounts Lbann::comm_per_step() const {
   for (int index : sums_.order()) {
     add("all_reduce", replica_.store().params()[static_cast<std::size_t>(index)].count * gradient_size());
   }
+  const auto add_passes = [&](const CommCounts& pass) {
+    for (const auto& [operation, count] : pass) {
+      counts[operation].calls += count.calls * replica_.micro_batches_per_step();
+      counts[operation].bytes += count.bytes * replica_.micro_batches_per_step();
+    }
+  };
+  add_passes(split_.traffic(replica_.micro_batch()));
   if (!divided_) return counts;
-  for (const auto& [operation, count] : divided_->traffic(replica_.micro_batch(), context_.training.dtype)) {
-    counts[operation].calls += count.calls * replica_.micro_batches_per_step();
-    counts[operation].bytes += count.bytes * replica_.micro_batches_per_step();
-  }
+  add_passes(classifier_traffic());
   if (update_.needs_all_gradients()) add("all_gather", replica_.slices().predicted_bytes());
   if (context_.training.optimizer.name != "lamb") return counts;
   for (const UpdateGroup& group : groups_) {  // the trust ratio is that of the whole weight
@@ -304,7 +332,7 @@ void Lbann::warn(std::vector<std::string>& warnings) const {
 void Lbann::compare_traffic(std::vector<std::string>& warnings) const {
   const int ranks = context_.world.size();
   std::int64_t activations = 0, gradients = 0;
-  for (const auto& [operation, count] : divided_->traffic(replica_.micro_batch(), context_.training.dtype)) {
+  for (const auto& [operation, count] : classifier_traffic()) {
     activations += count.bytes * replica_.micro_batches_per_step();
   }
   for (const Param& param : replica_.store().params()) {
@@ -336,6 +364,10 @@ bool check_trainers(const EngineContext& context, const LbannKnobs& knobs, const
     reader.problem("fc", "model: not with several trainers; take data, or procs_per_trainer=0");
     return false;
   }
+  if (several && knobs.spatial.height > 1) {
+    reader.section("spatial", "").problem("height", "not with several trainers; take 1, or procs_per_trainer=0");
+    return false;
+  }
   if (several && LossScaler(context.training.loss_scale, context.training.dtype).active()) {
     reader.problem("procs_per_trainer", "several trainers would overflow at different steps: not with loss scaling");
     return false;
@@ -345,9 +377,16 @@ bool check_trainers(const EngineContext& context, const LbannKnobs& knobs, const
 
 std::unique_ptr<Engine> make_lbann(const EngineContext& context, const ConfigReader& reader) {
   const LbannKnobs knobs = read_knobs(reader);
-  if (!check_trainers(context, knobs, reader)) return nullptr;
+  if (!check_trainers(context, knobs, reader) || !check_spatial_options(reader, knobs.spatial, context)) return nullptr;
   std::unique_ptr<NeuronParallelFactory> divided;
   if (knobs.fc == "model") {
+    const std::int64_t micro_batch = context.training.micro_batch, height = knobs.spatial.height;
+    if (micro_batch % height != 0) {
+      const std::int64_t below = micro_batch / height * height;
+      reader.problem("fc", str("model: the ", height, " ranks of a group need equally many samples, and ", height,
+                               " does not divide training.micro_batch_size (", micro_batch,
+                               "); nearest: ", below > 0 ? str(below, " or ") : "", below + height));
+    }
     divided = std::make_unique<NeuronParallelFactory>(context.model, context.world, context.device);
     if (divided->layers().empty()) {
       reader.problem("fc", str("model: ", context.model.name, " does not end with fully-connected layers; take data"));
@@ -371,7 +410,8 @@ EngineDefinition lbann_definition() {
           .reference = "serial",
           .make = make_lbann,
           .document = [](const ConfigReader& reader) { read_knobs(reader); },
-          .data_parallel_size = [](int ranks, const ConfigReader&) { return ranks; },
+          .data_parallel_size = [](int ranks,
+                                   const ConfigReader& reader) { return ranks / read_spatial_options(reader).height; },
           .variants = {{.name = "2021", .knobs = {"max_inflight=0", "update_group_elements=0"}},
                        {.name = "three in flight", .knobs = {"max_inflight=3", "update_group_elements=1500"}},
                        {.name = "model-parallel classifier", .knobs = {"fc=model"}, .models = "vgg"}}};

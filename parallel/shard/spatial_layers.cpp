@@ -178,19 +178,18 @@ void SpatialConv2d::forward(const LayerIo& io) const {
   replace_ends(io.backend, io.y, ends);
 }
 
-/// dW and db of own rows of dy and all rows of x that they meet.
-void SpatialConv2d::weight_gradient(const LayerIo& io, const Room& room) const {
+/// dW, and db unless `dbias` is undefined, of own rows of dy and all rows of x that they meet.
+void SpatialConv2d::weight_gradient(const LayerIo& io, const Tensor& dbias, const Room& room) const {
   const Tensor &above = io.saved[0], &below = io.saved[1];
   const std::int64_t rows = io.x.shape()[1], n = io.x.shape()[0];
   const bool accumulate = io.accumulate[0] != 0;
   if (!overlaps(io.x.shape())) {
     const Tensor padded = Room::images(room.padded, options_.in);
     stack(io.backend, padded, above, io.x, below);
-    io.backend.conv2d_backward_weight(io.grads[0], io.grads[1], io.dy, padded, with_row_padding(0), accumulate,
-                                      room.rest);
+    io.backend.conv2d_backward_weight(io.grads[0], dbias, io.dy, padded, with_row_padding(0), accumulate, room.rest);
     return;
   }
-  io.backend.conv2d_backward_weight(io.grads[0], io.grads[1], io.dy, io.x, options_.geometry, accumulate, room.rest);
+  io.backend.conv2d_backward_weight(io.grads[0], dbias, io.dy, io.x, options_.geometry, accumulate, room.rest);
   // What is missing: the neighbours' rows of x under the outermost rows of dy. Own rows of x count as zero this time.
   const Tensor strips = Room::images(room.strips, options_.in), ends = Room::images(room.ends, options_.out);
   io.backend.fill(strips, 0.0);
@@ -203,9 +202,15 @@ void SpatialConv2d::weight_gradient(const LayerIo& io, const Room& room) const {
 
 void SpatialConv2d::backward(const LayerIo& io) const {
   const Room room = this->room(io.x.shape(), io.workspace, io.x.dtype());
-  if (options_.activation != Activation::none) io.backend.activation_backward(io.dy, io.dy, io.y, options_.activation);
+  Tensor dbias = io.grads[1];
+  if (options_.activation != Activation::none) {
+    if (!io.dy_is_ahead_of_activation) {
+      io.backend.activation_backward(io.dy, dbias, io.dy, io.y, options_.activation, io.accumulate[1] != 0);
+    }
+    dbias = Tensor();  // has its gradient
+  }
   if (!io.wants_input_grad) {
-    weight_gradient(io, room);
+    weight_gradient(io, dbias, room);
     io.grad_ready(1);
     io.grad_ready(0);
     return;
@@ -213,7 +218,7 @@ void SpatialConv2d::backward(const LayerIo& io) const {
   const Tensor above = Room::images(room.above, options_.out), below = Room::images(room.below, options_.out);
   HaloExchange exchange(group_, io.backend, io.dy, above, below, Room::images(room.first, options_.out),
                         Room::images(room.last, options_.out));
-  weight_gradient(io, room);
+  weight_gradient(io, dbias, room);
   io.grad_ready(1);
   io.grad_ready(0);
   // A row of dX needs the h rows of dy at either side of it: as data gradient of a convolution that pads 2h rows.

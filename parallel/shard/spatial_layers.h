@@ -44,6 +44,7 @@ class SpatialConv2d final : public Layer {
   std::int64_t workspace_bytes(const Shape& x, DType dtype, Backend& backend) const override;
   double flops(const Shape& x) const override { return slice_.flops(x); }
   bool repeatable() const override { return false; }
+  OutputActivation output_activation() const override { return slice_.output_activation(); }
   void forward(const LayerIo& io) const override;
   void backward(const LayerIo& io) const override;
 
@@ -53,7 +54,7 @@ class SpatialConv2d final : public Layer {
   bool overlaps(const Shape& x) const { return group_.overlap && x[1] >= 8 * halo_; }
   Conv2dGeometry with_row_padding(std::int64_t rows) const;
   Shape with_rows(const Shape& x, std::int64_t rows, std::int64_t channels) const;
-  void weight_gradient(const LayerIo& io, const Room& room) const;
+  void weight_gradient(const LayerIo& io, const Tensor& dbias, const Room& room) const;
 
   Conv2d slice_;  ///< the same convolution, of a slice that ends in zeros
   ConvOptions options_;

@@ -7,7 +7,10 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;
 
-std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::int64_t rounded_up(std::int64_t count, std::int64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
+std::int64_t aligned(std::int64_t bytes) { return rounded_up(bytes, kAlignment); }
 
 Shape batched(const Shape& sample, std::int64_t count) {
   Shape shape{count};
@@ -100,7 +103,8 @@ std::int64_t BatchFeeder::step_samples(std::int64_t step) const {
 /// The micro-batches of a step that `rank` has, as offsets into its part of it. Rank 0's part is the largest.
 std::vector<Part> BatchFeeder::windows(std::int64_t step, int rank) const {
   if (place_.size == 0) return {};
-  return split_in_pieces(split_evenly(step_samples(step), place_.size, rank).count, max_micro_batch_);
+  const std::int64_t part = split_evenly(step_samples(step), place_.size, rank).count;
+  return split_in_pieces(place_.in_step ? rounded_up(part, place_.shared_by) : part, max_micro_batch_);
 }
 
 /// What `rank` has of a window, as offsets into the step.

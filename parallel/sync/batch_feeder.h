@@ -31,6 +31,7 @@ struct DataParallelPlace {
   /// For layers that work on the samples of all ranks at once: every rank has the micro-batches of the rank with the
   /// largest part. Where its own is smaller, samples fill up that count nothing: no target (-1), no input (0).
   bool in_step = false;
+  int shared_by = 1;  ///< ranks at this place: in step, the sizes of micro-batches are multiples of it
 };
 
 class BatchFeeder {

@@ -10,9 +10,11 @@ std::int64_t largest_local_batch(std::int64_t global_batch, int size) {
 
 namespace {
 
-std::int64_t local_micro_batch(const TrainingOptions& training, int dp_size) {
-  const std::int64_t local = largest_local_batch(training.global_batch, dp_size);
-  return training.micro_batch > 0 ? std::min(training.micro_batch, local) : local;
+std::int64_t local_micro_batch(const TrainingOptions& training, DataParallelPlace place) {
+  const std::int64_t local = largest_local_batch(training.global_batch, place.size);
+  const std::int64_t micro_batch = training.micro_batch > 0 ? std::min(training.micro_batch, local) : local;
+  const std::int64_t multiple = place.in_step ? place.shared_by : 1;
+  return (micro_batch + multiple - 1) / multiple * multiple;
 }
 
 }  // namespace
@@ -24,7 +26,7 @@ Replica::Replica(const EngineContext& context, DataParallelPlace place, const La
       store_(make_param_store(layers_, 0, static_cast<int>(layers_.size()))),
       parts_(parts),
       slices_(store_, context.world),
-      micro_batch_(local_micro_batch(context.training, place.size)),
+      micro_batch_(local_micro_batch(context.training, place)),
       stage_(layers_, 0, static_cast<int>(layers_.size()), context.model.sample_input, micro_batch_,
              context.training.dtype, context.backend) {}
 

@@ -240,6 +240,21 @@ class Plan(Case):
         shards = next(t for t in plan["tables"] if t["title"].startswith("shards"))
         self.assertEqual(len(shards["rows"]), 16)
 
+    def test_divided_images_divide_activations(self):
+        whole = self.plan("study/lbann_vgg16.json", "--ranks", "8", "training.micro_batch_size=16")
+        for height, halo_elements in ((2, 129696 + (329728 - 28672) // 2), (4, None), (8, None)):
+            plan = self.plan("study/lbann_vgg16.json", "--ranks", "8", "training.micro_batch_size=16",
+                             f"engine.spatial.height={height}")
+            self.assertEqual((plan["dp"], plan["tp"]), (8 // height, height))
+            share = plan["memory_predicted_bytes"]["activations"] / whole["memory_predicted_bytes"]["activations"]
+            self.assertLess(abs(share * height - 1), 0.1, "1/p, and the halos")
+            if halo_elements:  # the published volume, half of it for one neighbour, without what serves nothing
+                self.assertEqual(plan["comm_per_step"]["spatial.send"]["bytes"], 4 * 64 * halo_elements)
+
+    def test_list_names_the_knobs_of_inner_blocks(self):
+        engines = {engine["name"]: engine for engine in json.loads(self.run_binary("list", "engines", "--json").stdout)["engines"]}
+        self.assertIn("spatial.height", [knob["key"] for knob in engines["lbann"]["knobs"]])
+
     def test_text_output(self):
         done = self.run_binary("plan", os.path.join(ROOT, "configs/study/ddp_vgg16.json"), "--ranks", "2")
         for phrase in ("all-reduce buckets", "memory of one rank", "sent by one rank"):
