@@ -15,12 +15,23 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The knobs that an engine reads from its block, with their defaults.
+/// The knobs that an engine reads from its block, with their defaults; those of a block inside it as "block.knob".
 std::vector<KeyDoc> knobs_of(const EngineDefinition& definition) {
   const ConfigDocument document = ConfigDocument::parse("{}", "list");
   const ConfigReader reader = document.root().section("engine", "");
   definition.document(reader);
-  return reader.docs();
+  std::vector<KeyDoc> knobs;
+  for (const KeyDoc& knob : reader.docs()) {
+    if (knob.type != "section") {
+      knobs.push_back(knob);
+      continue;
+    }
+    for (KeyDoc inner : reader.section(knob.key, knob.doc).docs()) {
+      inner.key = knob.key + "." + inner.key;
+      knobs.push_back(std::move(inner));
+    }
+  }
+  return knobs;
 }
 
 std::string joined(const std::vector<std::string>& knobs) {
