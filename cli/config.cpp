@@ -121,6 +121,21 @@ LimitOptions read_limits(const ConfigReader& reader) {
   return limits;
 }
 
+/// What NCCL and the matrix products beside it may take of a GPU.
+void read_nccl(const ConfigReader& reader, ExperimentConfig& config) {
+  constexpr double kMostCtas = 64;  // NCCL's own limit
+  NcclOptions& nccl = config.nccl;
+  nccl.min_ctas = reader.get("min_ctas", 0, "fewest thread blocks of an operation; 0: NCCL's choice", {0, kMostCtas});
+  nccl.max_ctas = reader.get(
+      "max_ctas", 0, "most thread blocks of an operation, each on a multiprocessor; 0: NCCL's choice", {0, kMostCtas});
+  if (nccl.max_ctas > 0 && nccl.min_ctas > nccl.max_ctas) {
+    reader.problem("min_ctas",
+                   str(nccl.min_ctas, " is more than max_ctas, ", nccl.max_ctas, "; at most ", nccl.max_ctas));
+  }
+  config.gemm_sm_margin =
+      reader.get("gemm_sm_margin", 0, "multiprocessors that matrix products leave free for NCCL; 0: none", {0, 1024});
+}
+
 DataLoaderOptions read_loader(const ConfigReader& reader, DType dtype) {
   DataLoaderOptions loader;
   loader.threads = reader.get("threads", 1, "loader threads of a rank; 0: read on the compute thread", {0, 256});
@@ -196,6 +211,7 @@ ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
   config.training = read_training(root.section("training", "recipe: how long, on what batches, which update"), dp_size,
                                   config.device, config.checkpoint_epochs);
   config.comm = root.choice("comm", "auto", {"auto", "self", "mpi", "nccl"}, "how the ranks talk");
+  read_nccl(root.section("nccl", "what NCCL and the products beside it may take of a GPU"), config);
   config.measure = read_measure(root.section("measure", "what is measured"), config.device);
   config.limits = read_limits(root.section("limits", "time and memory that a rank may take"));
   const ConfigReader loader = root.section("loader", "reading samples");

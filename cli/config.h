@@ -43,6 +43,8 @@ struct ExperimentConfig {
   std::string device = "auto";
   bool cuda_graphs = true;  ///< passes that repeat are recorded and replayed, on devices that can
   std::string comm = "auto";
+  NcclOptions nccl;
+  int gemm_sm_margin = 0;  ///< multiprocessors of a GPU that matrix products leave to NCCL
   MeasureOptions measure;
   LimitOptions limits;
   DataLoaderOptions loader;

@@ -30,8 +30,9 @@ void open_device(Experiment& experiment, int threads, int local_rank) {
                                    .memory_limit_bytes = config.limits.memory_limit_mb << 20,
                                    // A replay passes no layer, so that none could be named.
                                    .record_work = config.cuda_graphs && !config.measure.nvtx});
-  experiment.backend =
-      make_backend(*experiment.device, {.deterministic = config.training.deterministic, .tf32 = config.training.tf32});
+  experiment.backend = make_backend(*experiment.device, {.deterministic = config.training.deterministic,
+                                                         .tf32 = config.training.tf32,
+                                                         .sm_margin = config.gemm_sm_margin});
   experiment.backend->set_stream(experiment.device->compute_stream());
 }
 
@@ -97,7 +98,10 @@ void build_engine(Experiment& experiment, std::function<bool()> stop_requested) 
 }
 
 CommOptions comm_options(const ExperimentConfig& config) {
-  return {.kind = config.comm, .deterministic = config.training.deterministic, .timeout_s = config.limits.timeout_s};
+  return {.kind = config.comm,
+          .deterministic = config.training.deterministic,
+          .timeout_s = config.limits.timeout_s,
+          .nccl = config.nccl};
 }
 
 /// What is not sent is not counted: the silent communicator comes last.

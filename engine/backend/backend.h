@@ -159,6 +159,7 @@ void check_block(const Tensor& y, std::int64_t y_pitch, const Tensor& x, std::in
 struct BackendOptions {
   bool deterministic = false;
   bool tf32 = false;  ///< fp32 matrix products and convolutions may round their inputs to 10 bits of mantissa
+  int sm_margin = 0;  ///< multiprocessors of a GPU that matrix products leave to communication
 };
 
 /// The backend of a device. Throws ConfigError(unsupported) when the build lacks it.

@@ -163,7 +163,7 @@ std::unique_ptr<Communicator> MpiWorld::make_communicator(Device& device, const 
   if (options.kind != "mpi" && can_use_nccl(device, options.kind)) {
     group_->set_timeout(timeout_s_);
     auto group = std::make_unique<MpiGroup>(context_, group_->duplicate(), "axis world", options.timeout_s);
-    return std::make_unique<NcclCommunicator>(std::move(group), device, options.max_ctas, "world");
+    return std::make_unique<NcclCommunicator>(std::move(group), device, options.nccl, "world");
   }
 #endif
   const MpiCommunicatorOptions mpi = {.deterministic = options.deterministic};

@@ -23,12 +23,12 @@ std::unique_ptr<Event> EventPool::take(Stream& stream) {
 }
 
 NcclChannel::NcclChannel(MpiGroup& group, Device& device, std::shared_ptr<EventPool> events, int peer,
-                         Direction direction, int max_ctas)
+                         Direction direction, const NcclOptions& options)
     : group_(group),
       events_(std::move(events)),
       peer_(peer),
       direction_(direction),
-      max_ctas_(max_ctas),
+      options_(options),
       stream_(device.make_stream(true)),
       handle_(group, channel_label(group, peer, direction)) {
   constexpr int kTag = 0;  // of the one MPI message between two ranks that this group ever has
@@ -84,7 +84,7 @@ bool NcclChannel::connected() {
   if (id_exchange_) {
     if (!id_exchange_->test()) return false;
     id_exchange_.reset();
-    handle_.connect(id_, direction_ == Direction::out ? 0 : 1, 2, max_ctas_);
+    handle_.connect(id_, direction_ == Direction::out ? 0 : 1, 2, options_);
   }
   connected_ = handle_.idle();
   return connected_;

@@ -42,7 +42,7 @@ class NcclChannel final : public MpiMachine {
 
   /// Starts to connect with `peer`, a rank of the group, and returns. `group` and `device` outlive the channel.
   NcclChannel(MpiGroup& group, Device& device, std::shared_ptr<EventPool> events, int peer, Direction direction,
-              int max_ctas);
+              const NcclOptions& options);
   ~NcclChannel() override;
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
@@ -63,7 +63,7 @@ class NcclChannel final : public MpiMachine {
   std::shared_ptr<EventPool> events_;
   int peer_;
   Direction direction_;
-  int max_ctas_;
+  NcclOptions options_;
   ncclUniqueId id_{};                               ///< from the sender to the receiver, through MPI
   std::optional<MpiRequestOperation> id_exchange_;  ///< until it is through
   bool connected_ = false, started_ = false;        ///< started: the first of waiting_ has been given to NCCL

@@ -56,7 +56,7 @@ class NcclWork final : public Work::State {
 };
 
 /// Rank 0 of the group names the new communicator; all ranks connect and wait for each other.
-std::unique_ptr<NcclHandle> connect(MpiGroup& group, int max_ctas) {
+std::unique_ptr<NcclHandle> connect(MpiGroup& group, const NcclOptions& options) {
   auto handle = std::make_unique<NcclHandle>(group, group.label());
   const CallRecord record{.call = CommCall::setup};
   const std::int64_t sequence = group.publish(record);
@@ -65,7 +65,7 @@ std::unique_ptr<NcclHandle> connect(MpiGroup& group, int max_ctas) {
   MpiRequestOperation exchange(group, record, sequence);
   PDL_MPI(MPI_Ibcast(&id, sizeof id, MPI_BYTE, 0, group.comm(), exchange.requests().add()));
   exchange.wait();
-  handle->connect(id, group.rank(), group.size(), max_ctas);
+  handle->connect(id, group.rank(), group.size(), options);
   handle->settle(ncclInProgress, "ncclCommInitRankConfig", sequence);
   return handle;
 }
@@ -100,14 +100,15 @@ std::string nccl_version() {
   return str(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
-NcclCommunicator::NcclCommunicator(std::unique_ptr<MpiGroup> group, Device& device, int max_ctas, std::string axis)
+NcclCommunicator::NcclCommunicator(std::unique_ptr<MpiGroup> group, Device& device, const NcclOptions& options,
+                                   std::string axis)
     : group_(std::move(group)),
       device_(device),
-      max_ctas_(max_ctas),
+      options_(options),
       axis_(std::move(axis)),
       events_(std::make_shared<EventPool>()),
       stream_(device.make_stream(true)),
-      handle_(connect(*group_, max_ctas_)) {}
+      handle_(connect(*group_, options_)) {}
 
 NcclCommunicator::~NcclCommunicator() {
   for (const auto& [place, channel] : channels_) channel->start_end();
@@ -210,7 +211,7 @@ Work NcclCommunicator::message(const Tensor& tensor, int peer, int tag, bool sen
   std::unique_ptr<NcclChannel>& channel = channels_[{peer, sends}];
   if (!channel) {
     const auto direction = sends ? NcclChannel::Direction::out : NcclChannel::Direction::in;
-    channel = std::make_unique<NcclChannel>(*group_, device_, events_, peer, direction, max_ctas_);
+    channel = std::make_unique<NcclChannel>(*group_, device_, events_, peer, direction, options_);
   }
   std::shared_ptr<NcclTransfer> transfer = channel->add(tensor, tag, stream);
   return Work(std::make_unique<NcclWork>(std::move(transfer), channel.get(), events_, axis_));
@@ -232,7 +233,7 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key, std::s
   PDL_CHECK(color >= 0, "color ", color);
   std::unique_ptr<MpiGroup> part = group_->split(color, key, "axis " + axis);
   if (part->size() == 1) return make_self_communicator(device_, std::move(axis));
-  return std::make_unique<NcclCommunicator>(std::move(part), device_, max_ctas_, std::move(axis));
+  return std::make_unique<NcclCommunicator>(std::move(part), device_, options_, std::move(axis));
 }
 
 }  // namespace pdl

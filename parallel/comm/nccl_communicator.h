@@ -39,9 +39,8 @@ std::string nccl_version();
 
 class NcclCommunicator final : public Communicator {
  public:
-  /// Collective over the group, and waits until all ranks are connected. `max_ctas` is the number of multiprocessors
-  /// that a collective may occupy; 0: NCCL's choice.
-  NcclCommunicator(std::unique_ptr<MpiGroup> group, Device& device, int max_ctas, std::string axis);
+  /// Collective over the group, and waits until all ranks are connected.
+  NcclCommunicator(std::unique_ptr<MpiGroup> group, Device& device, const NcclOptions& options, std::string axis);
   ~NcclCommunicator() override;
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -77,7 +76,7 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<MpiGroup> group_;
   Device& device_;
-  int max_ctas_;
+  NcclOptions options_;
   std::string axis_;
   std::int64_t last_sequence_ = 0;  ///< of the collective that was announced last
   std::shared_ptr<EventPool> events_;

@@ -41,10 +41,11 @@ void wait_for_nccl(const MpiGroup& group, const std::function<bool()>& test, con
   group.context().waiter.wait(waitable, group.timeout_s());
 }
 
-ncclConfig_t nccl_config(int max_ctas) {
+ncclConfig_t nccl_config(const NcclOptions& options) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  if (max_ctas > 0) config.maxCTAs = max_ctas;
+  if (options.min_ctas > 0) config.minCTAs = options.min_ctas;
+  if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
   return config;
 }
 
@@ -92,8 +93,8 @@ ncclUniqueId NcclHandle::make_id() const {
   return id;
 }
 
-void NcclHandle::connect(ncclUniqueId id, int rank, int size, int max_ctas) {
-  ncclConfig_t config = nccl_config(max_ctas);
+void NcclHandle::connect(ncclUniqueId id, int rank, int size, const NcclOptions& options) {
+  ncclConfig_t config = nccl_config(options);
   check(ncclCommInitRankConfig(comm_.get(), size, id, rank, &config), "ncclCommInitRankConfig");
 }
 

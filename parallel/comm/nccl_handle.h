@@ -34,7 +34,7 @@ class NcclHandle {
   /// What one rank makes and all members of a new communicator need.
   ncclUniqueId make_id() const;
   /// Starts to connect; `idle` says when it is done.
-  void connect(ncclUniqueId id, int rank, int size, int max_ctas);
+  void connect(ncclUniqueId id, int rank, int size, const NcclOptions& options);
   /// The group is of no use any more: the destructor aborts.
   void give_up() { failed_ = true; }
   /// Starts to come to the end, which the destructor waits for. Several handles of two ranks are all told before any is
@@ -63,6 +63,6 @@ class NcclHandle {
 };
 
 /// ncclConfig_t of all our communicators.
-ncclConfig_t nccl_config(int max_ctas);
+ncclConfig_t nccl_config(const NcclOptions& options);
 
 }  // namespace pdl

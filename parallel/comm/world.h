@@ -28,11 +28,17 @@ struct RankInfo {
   std::string mpi_library;  ///< version line, empty without MPI
 };
 
+/// How much of a GPU NCCL may take. Each thread block (CTA) of an operation occupies a multiprocessor while it runs.
+struct NcclOptions {
+  int min_ctas = 0;  ///< fewest blocks of an operation; 0: NCCL's choice
+  int max_ctas = 0;  ///< most blocks; 0: NCCL's choice
+};
+
 struct CommOptions {
   std::string kind = "auto";   ///< auto, self, mpi, nccl; see World::make_communicator
   bool deterministic = false;  ///< reductions in rank order with mpi; nccl has an order of its own, see its header
   double timeout_s = 60.0;     ///< deadline of every wait of the host; 0: none
-  int max_ctas = 0;            ///< nccl: multiprocessors that an operation may occupy; 0: NCCL's choice
+  NcclOptions nccl = {};
 };
 
 /// Bytes of MemoryKind::communication, host memory, that a deterministic MPI communicator of `size` ranks takes when it

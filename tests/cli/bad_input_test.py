@@ -96,6 +96,11 @@ class Config(Case):
         self.reject(tiny(training__loss_scale={"name": "static", "scale": 1e300}), where + "/scale", "8.50706e+37")
         self.reject(tiny(training__loss_scale=1024), where, "expected an object", "got 1024")
 
+    def test_nccl_limits(self):
+        self.reject(tiny(nccl={"min_ctas": 9, "max_ctas": 8}), "/nccl/min_ctas", "9 is more than max_ctas, 8")
+        self.reject(tiny(nccl={"max_ctas": 65}), "/nccl/max_ctas", "65", "64")
+        self.reject(tiny(nccl={"max_cta": 8}), "/nccl/max_cta", 'did you mean "max_ctas"?')
+
     def test_message_is_printed_once(self):
         done = self.reject(tiny(training__epoch=3), "/training/epoch", ranks=3)
         self.assertEqual((done.stdout + done.stderr).count("/training/epoch"), 1)

@@ -151,6 +151,14 @@ class Run(Case):
         for arguments in (["list", "--json"], ["info", "--json"], ["plan", self.write(tiny()), "--ranks", "4", "--json"]):
             json.loads(self.run_binary(*arguments).stdout)
 
+    def test_every_common_setting_is_listed_and_recorded(self):
+        settings = json.loads(self.run_binary("list", "settings", "--json").stdout)["settings"]
+        keys = {setting["key"] for setting in settings}
+        for key in ("training.dtype", "training.optimizer.lr", "limits.timeout_s", "comm", "nccl.max_ctas", "nccl.gemm_sm_margin"):
+            self.assertIn(key, keys)
+        self.assertEqual(self.train(tiny(training__epochs=1, nccl={"max_ctas": 8})).returncode, 0)
+        self.assertEqual(self.run_json()["config"]["nccl"], {"min_ctas": 0, "max_ctas": 8, "gemm_sm_margin": 0})
+
     def test_report(self):
         self.assertEqual(self.train(tiny(training__epochs=1), out="a").returncode, 0)
         self.assertEqual(self.train(tiny(training__epochs=1), ranks=2, out="b").returncode, 0)

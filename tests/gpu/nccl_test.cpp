@@ -123,6 +123,19 @@ void check_measured(std::unique_ptr<Communicator> group) {
 
 }  // namespace
 
+TEST_CASE("matrix products that leave multiprocessors to NCCL compute the same") {
+  if (gpu() == nullptr) return;
+  const auto backend = make_backend(*gpu()->device, {.deterministic = true, .sm_margin = 32});
+  const Side ours{backend.get(), true}, oracle{gpu()->oracle.get(), false};
+  const Twin x = random_twin(DType::bf16, {512, 256}, 1), w = random_twin(DType::bf16, {1024, 256}, 2);
+  const Twin y(DType::bf16, {512, 1024});
+  for (const Side& on : {oracle, ours}) {
+    on->linear_forward(y[on], Tensor(), x[on], w[on], Tensor(), Activation::none);
+  }
+  CHECK(difference(y.values(), y.expected()) <= kRounded.bf16);
+  CHECK_THROWS_WITH(make_backend(*gpu()->device, {.sm_margin = 1000}), ContainsSubstring("/nccl/gemm_sm_margin: 1000"));
+}
+
 // One test case: MPI starts once in a process.
 TEST_CASE("NCCL on one rank") {
   if (gpu() == nullptr) return;
@@ -134,8 +147,8 @@ TEST_CASE("NCCL on one rank") {
 #if PDL_WITH_NCCL
   CHECK_THAT(nccl_version(), StartsWith("2."));
   CHECK_THROWS_WITH(world->make_communicator(*gpu()->host, {.kind = "nccl"}), ContainsSubstring("CPU"));
-  for (const int max_ctas : {0, 4}) {
-    const auto group = world->make_communicator(*gpu()->device, {.kind = "nccl", .max_ctas = max_ctas});
+  for (const NcclOptions& nccl : {NcclOptions{}, NcclOptions{.min_ctas = 2, .max_ctas = 4}}) {
+    const auto group = world->make_communicator(*gpu()->device, {.kind = "nccl", .nccl = nccl});
     CHECK(group->transport() == "nccl");
     CHECK(group->size() == 1);
     for (const DType dtype :

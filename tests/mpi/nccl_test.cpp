@@ -23,8 +23,8 @@ struct GpuRanks {
 
   Stream& stream() const { return device->compute_stream(); }
   bool can_use_nccl() const { return PDL_WITH_NCCL && device && own_gpus; }
-  std::unique_ptr<Communicator> communicator() {
-    return world->make_communicator(*device, {.kind = "nccl", .timeout_s = 60.0});
+  std::unique_ptr<Communicator> communicator(const NcclOptions& options = {}) {
+    return world->make_communicator(*device, {.kind = "nccl", .timeout_s = 60.0, .nccl = options});
   }
 };
 
@@ -148,7 +148,7 @@ TEST_CASE("ranks that share a GPU talk by way of host memory, and are told why N
 TEST_CASE("NCCL: reductions and moves of every kind") {
   GpuRanks ranks;
   if (!ranks.can_use_nccl()) return;
-  const auto group = ranks.communicator();
+  const auto group = ranks.communicator({.min_ctas = 1, .max_ctas = 4});
   CHECK(group->transport() == "nccl");
   if (ranks.size > 1) CHECK(ranks.world->make_communicator(*ranks.device, {})->transport() == "nccl");
   for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {

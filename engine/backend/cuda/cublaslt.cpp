@@ -225,7 +225,8 @@ struct Gemm::Plan {
   std::int64_t uses = 0;
 };
 
-Gemm::Gemm(Device& device, const BackendOptions& options) : options_(options), workspace_(device), staging_(device) {
+Gemm::Gemm(Device& device, const BackendOptions& options, int sm_target)
+    : options_(options), sm_target_(sm_target), workspace_(device), staging_(device) {
   PDL_CUBLAS(cublasLtCreate(&handle_));
 }
 
@@ -270,6 +271,7 @@ std::unique_ptr<Gemm::Plan> Gemm::make_plan(const Product& p, const Operands& o,
   const cublasOperation_t second = p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, first);
   set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, second);
+  set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm_target_);
   const EpilogueTraits traits = traits_of(p.epilogue);
   set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, traits.value);
   if (traits.bias) {

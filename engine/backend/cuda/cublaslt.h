@@ -59,7 +59,8 @@ struct Operands {
 /// One for each backend: its workspace serves one stream at a time.
 class Gemm {
  public:
-  Gemm(Device& device, const BackendOptions& options);
+  /// `sm_target`: multiprocessors that algorithms are chosen and run for; 0: all.
+  Gemm(Device& device, const BackendOptions& options, int sm_target = 0);
   ~Gemm();
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
@@ -95,6 +96,7 @@ class Gemm {
   bool queue_staged(const Product& product, const Operands& operands, bool widen, cudaStream_t stream);
 
   BackendOptions options_;
+  int sm_target_;
   CudaScratch workspace_;  ///< of the library
   CudaScratch staging_;    ///< aligned copies of operands
   cublasLtHandle_t handle_ = nullptr;
