@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <thread>
 
 #include "parallel/comm/self_communicator.h"
@@ -116,6 +117,11 @@ void connect(Experiment& experiment, World& world) {
 }
 
 }  // namespace
+
+Experiment::~Experiment() {
+  if (std::uncaught_exceptions() == 0 || !device || device->host_wait() == nullptr) return;
+  device->host_wait()->abandon();
+}
 
 int threads_per_rank(const LimitOptions& limits, const RankInfo& rank) {
   if (limits.threads_per_rank > 0) return limits.threads_per_rank;

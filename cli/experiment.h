@@ -12,6 +12,13 @@ namespace pdl {
 
 /// Everything a run, a verification or a plan works with. Members are in the order in which they depend on each other.
 struct Experiment {
+  Experiment() = default;
+  /// While an exception is in flight, first ends what the device still does together with other ranks: memory could not
+  /// be given back without them.
+  ~Experiment();
+  Experiment(const Experiment&) = delete;
+  Experiment& operator=(const Experiment&) = delete;
+
   std::unique_ptr<ConfigDocument> document;
   ExperimentConfig config;
   std::unique_ptr<Device> device;

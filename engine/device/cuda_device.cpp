@@ -12,6 +12,23 @@
 namespace pdl {
 namespace {
 
+/// What a query says.
+bool is_over(cudaError_t status, const char* what) {
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();  // not an error
+    return false;
+  }
+  check_cuda(status, what);
+  return true;
+}
+
+/// Host memory that the driver has to copy through memory of its own.
+bool is_pageable(const void* data) {
+  cudaPointerAttributes attributes{};
+  PDL_CUDA(cudaPointerGetAttributes(&attributes, data));
+  return attributes.type == cudaMemoryTypeUnregistered;
+}
+
 class CudaEvent final : public Event {
  public:
   CudaEvent() { PDL_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -27,16 +44,8 @@ class CudaEvent final : public Event {
     in_graph_ = capture != cudaStreamCaptureStatusNone;
     PDL_CUDA(cudaEventRecord(event_, stream));
   }
-  bool passed() const override {
-    if (in_graph_) return false;
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) {
-      cudaGetLastError();  // not an error
-      return false;
-    }
-    check_cuda(status, "cudaEventQuery");
-    return true;
-  }
+  bool passed() const override { return !in_graph_ && is_over(cudaEventQuery(event_), "cudaEventQuery"); }
+  bool in_graph() const override { return in_graph_; }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -58,7 +67,8 @@ class CudaRecording final : public Recording {
 
 class CudaStream final : public Stream {
  public:
-  explicit CudaStream(bool high_priority, bool can_record = false) : can_record_(can_record) {
+  CudaStream(const Device& device, bool high_priority, bool can_record = false)
+      : device_(device), can_record_(can_record) {
     int lowest = 0, highest = 0;
     PDL_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     PDL_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high_priority ? highest : lowest));
@@ -72,7 +82,7 @@ class CudaStream final : public Stream {
   void wait(const Event& event) override {
     PDL_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(event).get(), 0));
   }
-  void synchronize() override { PDL_CUDA(cudaStreamSynchronize(stream_)); }
+  void synchronize() override { wait_on_host(device_, stream_); }
   void* native() const override { return stream_; }
 
   bool can_record() const override { return can_record_; }
@@ -97,6 +107,7 @@ class CudaStream final : public Stream {
   }
 
  private:
+  const Device& device_;
   cudaStream_t stream_ = nullptr;
   bool can_record_;
 };
@@ -105,7 +116,8 @@ class CudaStream final : public Stream {
 /// precision, exact enough between neighbours however long the whole run is.
 class CudaStopwatch final : public Stopwatch {
  public:
-  explicit CudaStopwatch(cudaStream_t stream) : stream_(stream), times_s_(kRemembered, 0.0) {}
+  CudaStopwatch(const Device& device, cudaStream_t stream)
+      : device_(device), stream_(stream), times_s_(kRemembered, 0.0) {}
   ~CudaStopwatch() override {
     for (const cudaEvent_t event : events_) cudaEventDestroy(event);
   }
@@ -165,7 +177,7 @@ class CudaStopwatch final : public Stopwatch {
   /// Up to and including mark `last`; earlier ones have passed when it has.
   void read_times(std::int64_t last) {
     if (timed_ > last) return;
-    PDL_CUDA(cudaEventSynchronize(events_[slot(last)]));
+    wait_on_host(device_, events_[slot(last)]);
     for (; timed_ <= last; ++timed_) {
       if (timed_ == 0) continue;  // the moment from which times count
       float passed_ms = 0.0F;
@@ -174,6 +186,7 @@ class CudaStopwatch final : public Stopwatch {
     }
   }
 
+  const Device& device_;
   cudaStream_t stream_;
   std::vector<cudaEvent_t> events_;
   std::vector<double> times_s_;
@@ -261,15 +274,15 @@ class CudaDevice final : public Device {
   CudaDevice(const DeviceOptions& options, const DeviceInfo& info)
       : Device(options.memory_limit_bytes > 0 ? options.memory_limit_bytes : info.memory_bytes),
         info_(info),
-        compute_(false, options.record_work) {}
+        compute_(*this, false, options.record_work) {}
 
   DeviceInfo info() const override { return info_; }
   Stream& compute_stream() override { return compute_; }
   std::unique_ptr<Stream> make_stream(bool high_priority) override {
-    return std::make_unique<CudaStream>(high_priority);
+    return std::make_unique<CudaStream>(*this, high_priority);
   }
   std::unique_ptr<Stopwatch> make_stopwatch(Stream& stream) override {
-    return std::make_unique<CudaStopwatch>(native_stream(stream));
+    return std::make_unique<CudaStopwatch>(*this, native_stream(stream));
   }
   std::int64_t used_bytes() const override {
     std::size_t available = 0, total = 0;
@@ -289,6 +302,10 @@ class CudaDevice final : public Device {
   void reserve(std::int64_t bytes) override { arena_.reserve(bytes + Arena::kSlack); }
   void copy(void* destination, const void* source, std::int64_t bytes, Stream& stream) override {
     if (bytes <= 0 || destination == source) return;
+    // The driver waits for the stream before it copies to pageable memory, and from it unless there is little to copy.
+    constexpr std::int64_t kCopiedAtOnce = 64 << 10;
+    const bool watched = host_wait() != nullptr;
+    if (watched && (is_pageable(destination) || (bytes > kCopiedAtOnce && is_pageable(source)))) stream.synchronize();
     PDL_CUDA(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
                              native_stream(stream)));
   }
@@ -306,7 +323,7 @@ class CudaDevice final : public Device {
       check_cuda(status, "cudaMalloc");
     }
     PDL_CUDA(cudaMemsetAsync(data, 0, size, native_stream(compute_)));
-    PDL_CUDA(cudaStreamSynchronize(native_stream(compute_)));
+    compute_.synchronize();
     return data;
   }
   void raw_free(void* data, std::int64_t) noexcept override {
@@ -340,6 +357,16 @@ void check_cuda(cudaError_t status, const char* what) {
   const bool memory = status == cudaErrorMemoryAllocation;
   throw Error(str("CUDA: ", what, ": ", cudaGetErrorName(status), ", ", cudaGetErrorString(status)),
               memory ? ExitCode::out_of_memory : ExitCode::internal);
+}
+
+void wait_on_host(const Device& device, cudaStream_t stream) {
+  if (device.host_wait() == nullptr) return PDL_CUDA(cudaStreamSynchronize(stream));
+  device.host_wait()->until([stream] { return is_over(cudaStreamQuery(stream), "cudaStreamQuery"); });
+}
+
+void wait_on_host(const Device& device, cudaEvent_t event) {
+  if (device.host_wait() == nullptr) return PDL_CUDA(cudaEventSynchronize(event));
+  device.host_wait()->until([event] { return is_over(cudaEventQuery(event), "cudaEventQuery"); });
 }
 
 int cuda_device_count() {

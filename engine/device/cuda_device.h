@@ -19,6 +19,11 @@ void check_cuda(cudaError_t status, const char* what);
 
 inline cudaStream_t native_stream(const Stream& stream) { return static_cast<cudaStream_t>(stream.native()); }
 
+/// The host waits, in the device's HostWait or else in the driver, until all that is queued on the stream is done, or
+/// until the event has passed.
+void wait_on_host(const Device& device, cudaStream_t stream);
+void wait_on_host(const Device& device, cudaEvent_t event);
+
 /// The GPU with number `options.ordinal` among those that this process sees. Throws ConfigError(unsupported) when there
 /// is none.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);

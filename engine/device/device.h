@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "engine/device/device_state.h"
+#include "engine/device/host_wait.h"
 #include "engine/device/memory_tracker.h"
 #include "engine/device/profiling.h"
 #include "engine/device/stopwatch.h"
@@ -34,6 +35,7 @@ class Event {
   virtual ~Event() = default;
   /// Whether it has happened; never waits. False for an event of work that is recorded into a graph.
   virtual bool passed() const { return true; }
+  virtual bool in_graph() const { return false; }
 };
 
 /// An order of work on one device.
@@ -43,7 +45,7 @@ class Stream {
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual void record(Event& event) = 0;      ///< the event happens after all that is queued so far
   virtual void wait(const Event& event) = 0;  ///< what is queued from now on happens after the event; the host goes on
-  virtual void synchronize() = 0;             ///< the host waits for all that is queued
+  virtual void synchronize() = 0;             ///< the host waits, as the device was told to, for all that is queued
   virtual void* native() const { return nullptr; }  ///< the vendor's handle, for the vendor's own files only
 
   /// Whether this stream can record work and do it again as a whole, which costs host and device less than piece by
@@ -129,6 +131,10 @@ class Device {
   /// Pageable host memory may be changed as soon as the call returns; a HostBuffer only after the stream has come here.
   virtual void copy(void* destination, const void* source, std::int64_t bytes, Stream& stream) = 0;
 
+  /// How the host waits for this device; null, as at first: in the driver. `wait` outlives its use.
+  void set_host_wait(HostWait* wait) { host_wait_ = wait; }
+  HostWait* host_wait() const { return host_wait_; }
+
   /// Memory in use as the system sees it: of this process on the CPU, of the whole device, by all processes, on a GPU.
   virtual std::int64_t used_bytes() const = 0;
   /// Clock, power and temperature, when the driver says. Takes milliseconds: not for the middle of a step.
@@ -174,6 +180,7 @@ class Device {
   std::unique_ptr<RangeListener> ranges_;
   std::int64_t memory_limit_bytes_ = 0, library_bytes_ = 0;
   bool sealed_ = false;
+  HostWait* host_wait_ = nullptr;
 };
 
 struct DeviceOptions {

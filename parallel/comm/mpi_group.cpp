@@ -30,8 +30,8 @@ MpiGroup::~MpiGroup() {
   if (context_->open && unfinished == 0 && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
 }
 
-std::int64_t MpiGroup::publish(const CallRecord& record) {
-  const std::int64_t sequence = board_.publish(record);
+std::int64_t MpiGroup::publish(const CallRecord& record, Executor executor) {
+  const std::int64_t sequence = board_.publish(record, executor);
   check(sequence);
   return sequence;
 }
@@ -39,6 +39,20 @@ std::int64_t MpiGroup::publish(const CallRecord& record) {
 void MpiGroup::check(std::int64_t sequence) const {
   const std::string difference = board_.difference(sequence, label_);
   if (!difference.empty()) throw Error(difference, ExitCode::communication);
+}
+
+std::string MpiGroup::describe(const CallRecord& record, std::int64_t sequence) const {
+  std::string place = sequence > 0 ? str("operation ", sequence, " of ", label_) : label_;
+  if (record.tag >= 0) place = str("tag ", record.tag, ", ", place);
+  return str(board_.describe(record), " (", place, ")");
+}
+
+std::string MpiGroup::describe_late(const CallRecord& record, std::int64_t sequence, double waited_s) const {
+  if (board_.members().empty()) return "the group is still being set up";
+  // A rank that is merely busy with something else will usually have been heard from in half of the wait.
+  if (sequence > 0) return board_.late_members(sequence, std::max(1.0, 0.5 * waited_s));
+  return str("rank ", board_.members()[static_cast<std::size_t>(record.root)].world_rank, " has not ",
+             record.call == CommCall::recv ? "sent" : "received", " it (", board_.describe_member(record.root), ")");
 }
 
 MPI_Comm MpiGroup::duplicate() {
@@ -96,21 +110,6 @@ bool MpiOperation::test() {
 
 void MpiOperation::check_peers() {
   if (sequence_ > 0) group_.check(sequence_);
-}
-
-std::string MpiOperation::describe() const {
-  std::string place = sequence_ > 0 ? str("operation ", sequence_, " of ", group_.label()) : group_.label();
-  if (record_.tag >= 0) place = str("tag ", record_.tag, ", ", place);
-  return str(group_.board().describe(record_), " (", place, ")");
-}
-
-std::string MpiOperation::describe_late(double waited_s) const {
-  const GroupBoard& board = group_.board();
-  if (board.members().empty()) return "the group is still being set up";
-  // A rank that is merely busy with something else will usually have been heard from in half of the wait.
-  if (sequence_ > 0) return board.late_members(sequence_, std::max(1.0, 0.5 * waited_s));
-  return str("rank ", board.members()[static_cast<std::size_t>(record_.root)].world_rank, " has not ",
-             record_.call == CommCall::recv ? "sent" : "received", " it (", board.describe_member(record_.root), ")");
 }
 
 bool MpiRequestOperation::poll() {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/comm/gpu_wait.h"
 #include "parallel/comm/mpi_call.h"
 #include "parallel/comm/mpi_wait.h"
 #include "parallel/comm/rank_board.h"
@@ -17,12 +18,13 @@ namespace pdl {
 /// What all groups of one process share. `open` ends with the World: afterwards neither MPI nor the boards may be
 /// touched.
 struct MpiContext {
-  explicit MpiContext(HostBoard host_board) : board(std::move(host_board)), waiter(board) {}
+  explicit MpiContext(HostBoard host_board) : board(std::move(host_board)), waiter(board), gpu(board, waiter) {}
   MpiContext(const MpiContext&) = delete;
   MpiContext& operator=(const MpiContext&) = delete;
 
   HostBoard board;
   MpiWaiter waiter;
+  GpuWaiter gpu;
   bool open = true;
 };
 
@@ -47,9 +49,16 @@ class MpiGroup {
   /// Announces a collective before it is posted and returns its sequence number. Throws Error(communication) when a
   /// peer has already announced another one as its operation of that number: so two that differ are never both posted
   /// on one host.
-  std::int64_t publish(const CallRecord& record);
+  std::int64_t publish(const CallRecord& record, Executor executor = Executor::host);
+  /// This rank's GPU has come to a collective that was published for it.
+  void reach(std::int64_t sequence) { board_.reach(sequence); }
   /// Throws Error(communication) when a peer's operation of that number differs.
   void check(std::int64_t sequence) const;
+
+  /// An operation in words, "all_reduce of 64 fp32 (operation 17 of axis dp)". A message has sequence number 0.
+  std::string describe(const CallRecord& record, std::int64_t sequence) const;
+  /// Who keeps this rank waiting in it, after `waited_s` seconds.
+  std::string describe_late(const CallRecord& record, std::int64_t sequence, double waited_s) const;
 
   /// A communicator over the same ranks, made without blocking.
   MPI_Comm duplicate();
@@ -83,8 +92,8 @@ class MpiOperation : public Work::State, public MpiWaitable {
 
   bool test() final;
   void check_peers() final;
-  std::string describe() const final;
-  std::string describe_late(double waited_s) const final;
+  std::string describe() const final { return group_.describe(record_, sequence_); }
+  std::string describe_late(double waited_s) const final { return group_.describe_late(record_, sequence_, waited_s); }
 
  protected:
   /// True once all messages are through; never waits.

@@ -22,11 +22,8 @@ constexpr microseconds kLookWithOwnCore{200};
 constexpr microseconds kLookWithSharedCore{20};
 constexpr double kNapShare = 1.0 / 8.0;
 constexpr microseconds kShortestNap{50};
-constexpr microseconds kLongestNap{1000};
-// MPI may take only one step of a collective or of a long message at each test. Napping between steps would make a
-// small all-reduce among busy ranks ten times slower.
-constexpr int kTestsPerNap = 8;
-constexpr double kTellOthersAfterS = 0.2;
+constexpr double kBetweenSignsS = 0.2;
+constexpr std::chrono::seconds kPeersExplain{3};
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -39,13 +36,16 @@ class WaitSign {
   }
   WaitSign(const WaitSign&) = delete;
   WaitSign& operator=(const WaitSign&) = delete;
-  void show(const MpiWaitable& what) {
-    if (!shown_) board_.mine().waiting.write(what.describe());
+  void show(const MpiWaitable& what, double waited_s) {
+    if (waited_s < next_s_) return;
+    board_.mine().waiting.write(what.describe());
+    next_s_ = waited_s + kBetweenSignsS;
     shown_ = true;
   }
 
  private:
   HostBoard& board_;
+  double next_s_ = kBetweenSignsS;
   bool shown_ = false;
 };
 
@@ -61,11 +61,11 @@ void MpiWaiter::advance() {
   for (MpiMachine* machine : machines_) machine->advance();
 }
 
-void MpiWaiter::wait(MpiWaitable& what, double timeout_s) {
+void MpiWaiter::wait(MpiWaitable& what, double timeout_s, const WaitPace& pace) {
   const Clock::time_point start = Clock::now();
   WaitSign sign(board_);
   while (true) {
-    for (int repeat = 0; repeat < kTestsPerNap; ++repeat) {
+    for (int repeat = 0; repeat < pace.tests_per_nap; ++repeat) {
       advance();
       if (what.test()) return;
     }
@@ -74,10 +74,10 @@ void MpiWaiter::wait(MpiWaitable& what, double timeout_s) {
     board_.heartbeat();
     what.check_peers();
     check_failed_peer();
-    if (timeout_s > 0.0 && waited_s > timeout_s) give_up(what, waited_s);
-    if (waited_s > kTellOthersAfterS) sign.show(what);
+    if (timeout_s > 0.0 && waited_s > timeout_s) give_up(what.describe(), what.describe_late(waited_s), waited_s);
+    sign.show(what, waited_s);
     const microseconds nap(static_cast<std::int64_t>(1e6 * kNapShare * waited_s));
-    std::this_thread::sleep_for(std::clamp(nap, kShortestNap, kLongestNap));
+    std::this_thread::sleep_for(std::clamp(nap, kShortestNap, pace.longest_nap));
   }
 }
 
@@ -87,11 +87,19 @@ void MpiWaiter::check_failed_peer() const {
   throw Error(str("stopped by rank ", failure.rank, ": ", failure.message), failure.code);
 }
 
-void MpiWaiter::give_up(const MpiWaitable& what, double waited_s) const {
+void MpiWaiter::await_explanation() const {
+  if (board_.ranks() == 1) return;
+  const Clock::time_point start = Clock::now();
+  do {
+    check_failed_peer();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  } while (Clock::now() - start < kPeersExplain);
+}
+
+void MpiWaiter::give_up(const std::string& what, const std::string& late, double waited_s) const {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f", waited_s);
-  throw Error(str("rank ", board_.world_rank(), " waited ", text, " s in vain for ", what.describe(), ": ",
-                  what.describe_late(waited_s)),
+  throw Error(str("rank ", board_.world_rank(), " waited ", text, " s in vain for ", what, ": ", late),
               ExitCode::communication);
 }
 

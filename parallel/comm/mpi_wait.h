@@ -5,6 +5,7 @@
 // rank that waits for a lost peer waits for ever. So all of pdlbench's communication is non-blocking and waits here:
 // test for a moment, nap, look at the peers' boards, look at the clock.
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,14 @@ class MpiMachine {
   virtual void advance() = 0;  ///< never waits
 };
 
+/// How often a wait tests once it has looked for a moment.
+struct WaitPace {
+  // MPI may take only one step of a collective or of a long message at each test. Napping between steps would make a
+  // small all-reduce among busy ranks ten times slower.
+  int tests_per_nap = 8;
+  std::chrono::microseconds longest_nap{1000};
+};
+
 class MpiWaiter {
  public:
   explicit MpiWaiter(HostBoard& board);
@@ -44,11 +53,16 @@ class MpiWaiter {
 
   /// Returns when the test says so. Throws Error(communication) after `timeout_s` seconds (0: never) and what
   /// check_peers throws; Error("stopped by rank r: ...") when another rank of this host has failed.
-  void wait(MpiWaitable& what, double timeout_s);
+  void wait(MpiWaitable& what, double timeout_s, const WaitPace& pace = {});
+
+  /// Throws the Error(communication) of a wait in vain for `what`; `late` says who did not come.
+  [[noreturn]] void give_up(const std::string& what, const std::string& late, double waited_s) const;
+  /// To be called when something broke that a failing peer may have caused: gives it a moment to say so, and throws
+  /// Error("stopped by rank r: ...") when it does.
+  void await_explanation() const;
 
  private:
   void check_failed_peer() const;
-  [[noreturn]] void give_up(const MpiWaitable& what, double waited_s) const;
 
   HostBoard& board_;
   double look_s_ = 0.0;  ///< how long a wait looks before it naps

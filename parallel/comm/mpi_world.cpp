@@ -161,9 +161,7 @@ std::unique_ptr<Communicator> MpiWorld::make_communicator(Device& device, const 
   }
 #if PDL_WITH_NCCL
   if (options.kind != "mpi" && can_use_nccl(device, options.kind)) {
-    group_->set_timeout(timeout_s_);
-    auto group = std::make_unique<MpiGroup>(context_, group_->duplicate(), "axis world", options.timeout_s);
-    return std::make_unique<NcclCommunicator>(std::move(group), device, options.nccl, "world");
+    return std::make_unique<NcclCommunicator>(make_group(options.timeout_s), device, options.nccl, "world");
   }
 #endif
   const MpiCommunicatorOptions mpi = {.deterministic = options.deterministic};
@@ -187,9 +185,12 @@ bool MpiWorld::can_use_nccl(Device& device, const std::string& kind) {
 
 std::unique_ptr<MpiCommunicator> MpiWorld::make_mpi_communicator(Device& device, const MpiCommunicatorOptions& options,
                                                                  double timeout_s) {
+  return std::make_unique<MpiCommunicator>(make_group(timeout_s), device, options, "world");
+}
+
+std::unique_ptr<MpiGroup> MpiWorld::make_group(double timeout_s) {
   group_->set_timeout(timeout_s_);
-  auto group = std::make_unique<MpiGroup>(context_, group_->duplicate(), "axis world", timeout_s);
-  return std::make_unique<MpiCommunicator>(std::move(group), device, options, "world");
+  return std::make_unique<MpiGroup>(context_, group_->duplicate(), "axis world", timeout_s);
 }
 
 void MpiWorld::barrier() {

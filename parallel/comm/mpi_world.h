@@ -36,6 +36,9 @@ class MpiWorld final : public World {
   std::unique_ptr<MpiCommunicator> make_mpi_communicator(Device& device, const MpiCommunicatorOptions& options,
                                                          double timeout_s);
 
+  /// A group of all ranks, which communicators stand on, with an MPI communicator of its own. Collective.
+  std::unique_ptr<MpiGroup> make_group(double timeout_s);
+
   void barrier() override;
   void reduce(std::vector<double>& values, ReduceOp op) override;
   std::string broadcast(const std::string& text, int root) override;

@@ -15,13 +15,6 @@ std::string channel_label(const MpiGroup& group, int peer, NcclChannel::Directio
 
 }  // namespace
 
-std::unique_ptr<Event> EventPool::take(Stream& stream) {
-  if (free_.empty()) return stream.make_event();
-  std::unique_ptr<Event> event = std::move(free_.back());
-  free_.pop_back();
-  return event;
-}
-
 NcclChannel::NcclChannel(MpiGroup& group, Device& device, std::shared_ptr<EventPool> events, int peer,
                          Direction direction, const NcclOptions& options)
     : group_(group),
@@ -30,7 +23,7 @@ NcclChannel::NcclChannel(MpiGroup& group, Device& device, std::shared_ptr<EventP
       direction_(direction),
       options_(options),
       stream_(device.make_stream(true)),
-      handle_(group, channel_label(group, peer, direction)) {
+      handle_(group, device, channel_label(group, peer, direction)) {
   constexpr int kTag = 0;  // of the one MPI message between two ranks that this group ever has
   const bool sends = direction_ == Direction::out;
   if (sends) id_ = handle_.make_id();
@@ -52,28 +45,26 @@ NcclChannel::NcclChannel(MpiGroup& group, Device& device, std::shared_ptr<EventP
 
 NcclChannel::~NcclChannel() { group_.context().waiter.remove(*this); }
 
-std::shared_ptr<NcclTransfer> NcclChannel::add(const Tensor& tensor, int tag, Stream& stream) {
-  auto transfer = std::make_shared<NcclTransfer>();
-  transfer->record = {.call = direction_ == Direction::out ? CommCall::send : CommCall::recv,
-                      .dtype = tensor.dtype(),
-                      .root = peer_,
-                      .count = tensor.elements(),
-                      .tag = tag};
-  transfer->tensor = tensor;
-  transfer->ready = events_->take(stream);
-  stream.record(*transfer->ready);
-  waiting_.push_back(transfer);
+std::shared_ptr<GpuOperation> NcclChannel::add(const Tensor& tensor, int tag, Stream& stream) {
+  const CallRecord record{.call = direction_ == Direction::out ? CommCall::send : CommCall::recv,
+                          .dtype = tensor.dtype(),
+                          .root = peer_,
+                          .count = tensor.elements(),
+                          .tag = tag};
+  auto operation = std::make_shared<GpuOperation>(record, 0, events_);
+  operation->ready = events_->take(stream);
+  stream.record(*operation->ready);
+  waiting_.push_back({tensor, operation});
   advance();
-  return transfer;
+  return operation;
 }
 
-void NcclChannel::wait_until_queued(const NcclTransfer& transfer) const {
-  if (transfer.queued) return;
+void NcclChannel::wait_until_queued(const GpuOperation& message) const {
+  if (message.done) return;
   const GroupBoard& board = group_.board();
   // The waiter moves this channel, among all others of the process.
   wait_for_nccl(
-      group_, [&transfer] { return transfer.queued; }, str(board.describe(transfer.record), " (", group_.label(), ")"),
-      0,
+      group_, [&message] { return message.done != nullptr; }, group_.describe(message.record, 0), 0,
       str("this pair of ranks is not connected: rank ", board.members()[static_cast<std::size_t>(peer_)].world_rank,
           direction_ == Direction::out ? " has not asked for it (" : " has not sent it (", board.describe_member(peer_),
           ")"));
@@ -93,23 +84,23 @@ bool NcclChannel::connected() {
 void NcclChannel::advance() {
   if (!connected()) return;
   while (!waiting_.empty()) {
-    NcclTransfer& transfer = *waiting_.front();
-    if (!started_) start(transfer);
+    if (!started_) start(waiting_.front());
     started_ = true;
     if (!handle_.idle()) return;  // NCCL connects the GPUs at the first message
-    transfer.done = events_->take(*stream_);
-    stream_->record(*transfer.done);
-    events_->give_back(std::move(transfer.ready));
-    transfer.queued = true;
+    const std::shared_ptr<GpuOperation> operation = waiting_.front().operation;
+    std::unique_ptr<Event> done = events_->take(*stream_);
+    stream_->record(*done);
+    operation->done = std::move(done);
     started_ = false;
     waiting_.pop_front();
+    handle_.add(operation);
   }
   static_cast<void>(handle_.idle());  // throws when a message went wrong
 }
 
-void NcclChannel::start(const NcclTransfer& transfer) {
-  stream_->wait(*transfer.ready);
-  const Tensor& tensor = transfer.tensor;
+void NcclChannel::start(const Message& message) {
+  stream_->wait(*message.operation->ready);
+  const Tensor& tensor = message.tensor;
   if (tensor.elements() == 0) return;
   const auto count = static_cast<std::size_t>(tensor.elements());
   const ncclDataType_t type = nccl_type(tensor.dtype());

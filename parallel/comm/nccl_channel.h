@@ -1,5 +1,5 @@
 #pragma once
-// Messages from one rank to another through NCCL, and what a Work on NCCL holds.
+// Messages from one rank to another through NCCL.
 //
 // In NCCL a send or receive keeps its stream busy until the other side has come, and operations of one communicator run
 // one after another. Two ranks that first send to and then receive from each other would wait for ever. So the messages
@@ -17,25 +17,6 @@
 
 namespace pdl {
 
-/// Events that are free again. Shared with Works, which may outlive their communicator.
-class EventPool {
- public:
-  std::unique_ptr<Event> take(Stream& stream);
-  void give_back(std::unique_ptr<Event> event) { free_.push_back(std::move(event)); }
-
- private:
-  std::vector<std::unique_ptr<Event>> free_;
-};
-
-/// One operation. A message is first kept, then queued; a collective is queued at once.
-struct NcclTransfer {
-  CallRecord record;
-  Tensor tensor;
-  std::unique_ptr<Event> ready;  ///< in the caller's stream: what it was queued after
-  std::unique_ptr<Event> done;   ///< in the stream of the communication; recorded when queued
-  bool queued = false;
-};
-
 class NcclChannel final : public MpiMachine {
  public:
   enum class Direction { out, in };
@@ -48,16 +29,20 @@ class NcclChannel final : public MpiMachine {
   NcclChannel& operator=(const NcclChannel&) = delete;
 
   /// A message after what is queued on `stream`.
-  std::shared_ptr<NcclTransfer> add(const Tensor& tensor, int tag, Stream& stream);
+  std::shared_ptr<GpuOperation> add(const Tensor& tensor, int tag, Stream& stream);
   /// Waits on the host until the message is queued, which a connected channel's are at once.
-  void wait_until_queued(const NcclTransfer& transfer) const;
+  void wait_until_queued(const GpuOperation& message) const;
   /// Takes the next steps that are possible without waiting.
   void advance() override;
   void start_end() { handle_.start_end(); }
 
  private:
+  struct Message {
+    Tensor tensor;
+    std::shared_ptr<GpuOperation> operation;
+  };
   bool connected();
-  void start(const NcclTransfer& transfer);
+  void start(const Message& message);
 
   MpiGroup& group_;
   std::shared_ptr<EventPool> events_;
@@ -67,7 +52,7 @@ class NcclChannel final : public MpiMachine {
   ncclUniqueId id_{};                               ///< from the sender to the receiver, through MPI
   std::optional<MpiRequestOperation> id_exchange_;  ///< until it is through
   bool connected_ = false, started_ = false;        ///< started: the first of waiting_ has been given to NCCL
-  std::deque<std::shared_ptr<NcclTransfer>> waiting_;
+  std::deque<Message> waiting_;
   std::unique_ptr<Stream> stream_;
   NcclHandle handle_;  ///< uses stream_: destroyed first
 };

@@ -12,6 +12,8 @@
 namespace pdl {
 namespace {
 
+// Of `progress`, which is called for every parameter or layer.
+constexpr int kCallsPerMark = 8;
 constexpr int kTags = std::numeric_limits<int>::max();
 
 std::size_t size_in(std::int64_t elements) { return static_cast<std::size_t>(elements); }
@@ -23,41 +25,39 @@ char* bytes_at(const Tensor& tensor, std::int64_t element) {
 class NcclWork final : public Work::State {
  public:
   /// `channel` is null for a collective.
-  NcclWork(std::shared_ptr<NcclTransfer> transfer, NcclChannel* channel, std::shared_ptr<EventPool> events,
-           std::string axis)
-      : transfer_(std::move(transfer)), channel_(channel), events_(std::move(events)), axis_(std::move(axis)) {}
+  NcclWork(std::shared_ptr<GpuOperation> operation, NcclChannel* channel, std::string axis)
+      : operation_(std::move(operation)), channel_(channel), axis_(std::move(axis)) {}
   ~NcclWork() override {
 #ifndef NDEBUG
     if (!waited_ && std::uncaught_exceptions() == 0) {
-      std::fprintf(stderr, "bug: nobody waited for %s (axis %s)\n", describe(transfer_->record).c_str(), axis_.c_str());
+      std::fprintf(stderr, "bug: nobody waited for %s (axis %s)\n", describe(operation_->record).c_str(),
+                   axis_.c_str());
     }
 #endif
-    if (transfer_->queued) events_->give_back(std::move(transfer_->done));
   }
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
 
   void wait(Stream& stream) override {
     waited_ = true;
-    if (channel_ != nullptr) channel_->wait_until_queued(*transfer_);
-    stream.wait(*transfer_->done);
+    if (channel_ != nullptr) channel_->wait_until_queued(*operation_);
+    stream.wait(*operation_->done);
   }
   bool done() override {
-    if (!transfer_->queued) channel_->advance();
-    return transfer_->queued && transfer_->done->passed();
+    if (!operation_->done) channel_->advance();
+    return operation_->done && operation_->done->passed();
   }
 
  private:
-  std::shared_ptr<NcclTransfer> transfer_;
+  std::shared_ptr<GpuOperation> operation_;
   NcclChannel* channel_;
-  std::shared_ptr<EventPool> events_;
   std::string axis_;
   bool waited_ = false;
 };
 
 /// Rank 0 of the group names the new communicator; all ranks connect and wait for each other.
-std::unique_ptr<NcclHandle> connect(MpiGroup& group, const NcclOptions& options) {
-  auto handle = std::make_unique<NcclHandle>(group, group.label());
+std::unique_ptr<NcclHandle> connect(MpiGroup& group, Device& device, const NcclOptions& options) {
+  auto handle = std::make_unique<NcclHandle>(group, device, group.label());
   const CallRecord record{.call = CommCall::setup};
   const std::int64_t sequence = group.publish(record);
   ncclUniqueId id{};
@@ -108,7 +108,7 @@ NcclCommunicator::NcclCommunicator(std::unique_ptr<MpiGroup> group, Device& devi
       axis_(std::move(axis)),
       events_(std::make_shared<EventPool>()),
       stream_(device.make_stream(true)),
-      handle_(connect(*group_, options_)) {}
+      handle_(connect(*group_, device, options_)) {}
 
 NcclCommunicator::~NcclCommunicator() {
   for (const auto& [place, channel] : channels_) channel->start_end();
@@ -117,7 +117,7 @@ NcclCommunicator::~NcclCommunicator() {
 
 std::int64_t NcclCommunicator::publish(const CallRecord& record) {
   try {
-    return last_sequence_ = group_->publish(record);
+    return last_sequence_ = group_->publish(record, Executor::gpu);
   } catch (const Error&) {
     handle_->give_up();
     throw;
@@ -127,19 +127,18 @@ std::int64_t NcclCommunicator::publish(const CallRecord& record) {
 /// `issue(communicator, stream)` queues the operation with NCCL's function `call`; not called for no elements.
 template <typename Issue>
 Work NcclCommunicator::queue(const CallRecord& record, const char* call, Stream& stream, Issue issue) {
+  group_->context().gpu.pace(stream);
   const std::int64_t sequence = publish(record);
-  auto transfer = std::make_shared<NcclTransfer>();
-  transfer->record = record;
-  std::unique_ptr<Event> ready = events_->take(stream);
-  stream.record(*ready);
-  stream_->wait(*ready);
-  events_->give_back(std::move(ready));
+  auto operation = std::make_shared<GpuOperation>(record, sequence, events_);
+  operation->ready = events_->take(stream);
+  stream.record(*operation->ready);
+  stream_->wait(*operation->ready);
   const ncclResult_t result = issue(handle_->get(), static_cast<cudaStream_t>(stream_->native()));
   handle_->settle(result, call, sequence);
-  transfer->done = events_->take(*stream_);
-  stream_->record(*transfer->done);
-  transfer->queued = true;
-  return Work(std::make_unique<NcclWork>(std::move(transfer), nullptr, events_, axis_));
+  operation->done = events_->take(*stream_);
+  stream_->record(*operation->done);
+  handle_->add(operation);
+  return Work(std::make_unique<NcclWork>(std::move(operation), nullptr, axis_));
 }
 
 Work NcclCommunicator::all_reduce(Tensor inout, ReduceOp op, Stream& stream) {
@@ -213,13 +212,15 @@ Work NcclCommunicator::message(const Tensor& tensor, int peer, int tag, bool sen
     const auto direction = sends ? NcclChannel::Direction::out : NcclChannel::Direction::in;
     channel = std::make_unique<NcclChannel>(*group_, device_, events_, peer, direction, options_);
   }
-  std::shared_ptr<NcclTransfer> transfer = channel->add(tensor, tag, stream);
-  return Work(std::make_unique<NcclWork>(std::move(transfer), channel.get(), events_, axis_));
+  group_->context().gpu.pace(stream);
+  std::shared_ptr<GpuOperation> operation = channel->add(tensor, tag, stream);
+  return Work(std::make_unique<NcclWork>(std::move(operation), channel.get(), axis_));
 }
 
 void NcclCommunicator::progress() {
   group_->context().board.heartbeat();
   group_->context().waiter.advance();
+  if (++progress_calls_ % kCallsPerMark == 0) group_->context().gpu.pace(device_.compute_stream());
   static_cast<void>(handle_->idle());  // throws when something went wrong
   try {
     if (last_sequence_ > 0) group_->check(last_sequence_);

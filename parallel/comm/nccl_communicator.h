@@ -14,9 +14,9 @@
 // and must be received in it. Messages of different pairs and directions do not wait for each other (nccl_channel.h).
 //
 // Failures. Collectives are announced on the host's board as those of MPI are, so that ranks which disagree get an
-// Error and no hang. Connecting has the deadline. Once an operation is on its stream only the GPU waits
-// for peers, and a host wait for that stream (Stream::synchronize) has no deadline. `progress` reports what NCCL
-// notices.
+// Error and no hang. Connecting has the deadline. Once an operation is on its stream only the GPU waits for peers: what
+// watches it then is the host's waits for the GPU, all of them (gpu_wait.h). After an error nothing can be sent or
+// received on this GPU any more.
 
 #include <cstdint>
 #include <functional>
@@ -30,7 +30,6 @@
 
 namespace pdl {
 
-class EventPool;
 class NcclChannel;
 class NcclHandle;
 
@@ -63,6 +62,7 @@ class NcclCommunicator final : public Communicator {
   Work recv(Tensor out, int peer, int tag, Stream& stream) override;
 
   /// Throws Error(communication) when NCCL reports that an operation went wrong, or a peer has called another one.
+  /// Waits when the host is far ahead of the GPU.
   void progress() override;
   /// The part connects on its own, without ncclCommSplit: that writes to a communicator that nobody keeps for ranks
   /// without a part, at a time of its choosing. On one rank the result is `self`.
@@ -79,6 +79,7 @@ class NcclCommunicator final : public Communicator {
   NcclOptions options_;
   std::string axis_;
   std::int64_t last_sequence_ = 0;  ///< of the collective that was announced last
+  std::int64_t progress_calls_ = 0;
   std::shared_ptr<EventPool> events_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<NcclHandle> handle_;                                     ///< uses stream_: destroyed first

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace pdl {
@@ -20,7 +23,7 @@ class NcclWait final : public MpiWaitable {
   }
   std::string describe() const override { return what_; }
   std::string describe_late(double waited_s) const override {
-    if (sequence_ > 0) return group_.board().late_members(sequence_, std::max(1.0, 0.5 * waited_s));
+    if (sequence_ > 0) return group_.describe_late({}, sequence_, waited_s);
     return late_.empty() ? "another rank has not come so far" : late_;
   }
 
@@ -42,6 +45,9 @@ void wait_for_nccl(const MpiGroup& group, const std::function<bool()>& test, con
 }
 
 ncclConfig_t nccl_config(const NcclOptions& options) {
+  if (const char* const blocking = std::getenv("NCCL_COMM_BLOCKING"); blocking != nullptr && std::atoi(blocking) == 1) {
+    throw ConfigError("NCCL_COMM_BLOCKING=1 in the environment would let ranks wait inside NCCL for ever: unset it");
+  }
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   if (options.min_ctas > 0) config.minCTAs = options.min_ctas;
@@ -49,24 +55,51 @@ ncclConfig_t nccl_config(const NcclOptions& options) {
   return config;
 }
 
-NcclHandle::NcclHandle(const MpiGroup& group, std::string label)
-    : group_(group), label_(std::move(label)), comm_(std::make_unique<ncclComm_t>(nullptr)) {}
+NcclHandle::NcclHandle(MpiGroup& group, Device& device, std::string label)
+    : GpuQueue(group, device),
+      label_(std::move(label)),
+      comm_(std::make_unique<ncclComm_t>(nullptr)),
+      aborted_(std::make_shared<std::atomic<bool>>(false)) {}
 
 NcclHandle::~NcclHandle() {
   start_end();
   if (*comm_ == nullptr && !failed_) return;
   if (ending_ && orderly() && finish_end()) return;
-  if (*comm_ != nullptr) ncclCommAbort(*comm_);
+  group().context().gpu.abandon();
   static_cast<void>(comm_.release());  // a thread of NCCL's may still write there
 }
 
+void NcclHandle::check_library() {
+  if (*comm_ != nullptr) static_cast<void>(idle());
+}
+
+void NcclHandle::start_abort() noexcept {
+  failed_ = true;
+  if (*comm_ == nullptr || aborting_) return;
+  aborting_ = true;
+  const auto abort = [comm = *comm_, aborted = aborted_] {
+    ncclCommAbort(comm);
+    aborted->store(true);
+  };
+  try {
+    std::thread(abort).detach();
+  } catch (const std::system_error&) {  // there is no thread to be had
+    abort();
+  }
+}
+
+ncclComm_t NcclHandle::get() const {
+  if (aborting_) throw Error(str("NCCL (", label_, ") was aborted"), ExitCode::communication);
+  return *comm_;
+}
+
 bool NcclHandle::orderly() const {
-  const MpiContext& context = group_.context();
+  const MpiContext& context = group().context();
   return !failed_ && context.open && std::uncaught_exceptions() == 0 && context.board.first_failure().rank < 0;
 }
 
 void NcclHandle::start_end() {
-  if (ending_ || *comm_ == nullptr || !orderly()) return;
+  if (ending_ || aborting_ || *comm_ == nullptr || !orderly()) return;
   try {
     if (!idle()) return;  // it never came to be connected
     check(ncclCommFinalize(get()), "ncclCommFinalize");
@@ -112,19 +145,16 @@ void NcclHandle::check(ncclResult_t result, const char* call) const {
 void NcclHandle::settle(ncclResult_t result, const char* call, std::int64_t sequence) const {
   check(result, call);
   if (result == ncclSuccess) return;
+  if (sequence > 0) group().reach(sequence);  // this rank is in it already: NCCL connects for it
   wait_for_nccl(
-      group_, [this] { return idle(); }, str(call, " (", label_, ")"), sequence);
+      group(), [this] { return idle(); }, str(call, " (", label_, ")"), sequence);
 }
 
 void NcclHandle::fail(ncclResult_t result, const char* call) const {
   failed_ = true;
-  // When a rank has failed, its peers' NCCL often complains sooner than they see why.
-  const HostBoard& board = group_.context().board;
-  const FirstFailure first = board.first_failure();
-  if (first.rank >= 0 && first.rank != board.world_rank()) {
-    throw Error(str("stopped by rank ", first.rank, ": ", first.message), first.code);
-  }
-  const char* const details = ncclGetLastError(get());
+  const char* const details = ncclGetLastError(*comm_);
+  const bool our_own = result == ncclInvalidArgument || result == ncclInvalidUsage;
+  if (!our_own) group().context().waiter.await_explanation();
   throw Error(str("NCCL: ", call, " (", label_, "): ", ncclGetErrorString(result),
                   details == nullptr || *details == '\0' ? "" : ": ", details == nullptr ? "" : details),
               ExitCode::communication);

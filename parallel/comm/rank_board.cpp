@@ -90,13 +90,14 @@ std::string BoardText::read() const {
 void CallRing::reset() {
   generation_.fetch_add(1);
   last_.store(0);
+  reached_.store(0);
   for (Slot& slot : slots_) {
     slot.sequence.store(0);
     slot.history.store(0);
   }
 }
 
-std::int64_t CallRing::publish(const CallRecord& record) {
+std::int64_t CallRing::publish(const CallRecord& record, Executor executor) {
   const std::int64_t sequence = last_.load(std::memory_order_relaxed) + 1;
   const std::uint64_t call = pack(record);
   const Slot& previous = slots_[static_cast<std::size_t>((sequence - 1) % kEntries)];
@@ -109,6 +110,7 @@ std::int64_t CallRing::publish(const CallRecord& record) {
   slot.history.store(history, std::memory_order_relaxed);
   // Sequentially consistent: of two ranks that publish at once, at least one sees the other's call.
   slot.sequence.store(sequence);
+  if (executor == Executor::host) reach(sequence);
   last_.store(sequence);
   return sequence;
 }
@@ -147,6 +149,7 @@ int HostBoard::open_ring() {
 }
 
 bool HostBoard::claim_failure(ExitCode code, const std::string& message) {
+  if (first_failure().rank == world_rank()) return true;
   mine().failure.write(message);
   std::int64_t nobody = 0;
   return boards_.front()->first_failure.compare_exchange_strong(nobody,
@@ -169,10 +172,12 @@ BoardMember GroupBoard::mine() {
   return {.world_rank = host_.world_rank(), .ring = ring_, .generation = generation};
 }
 
-std::int64_t GroupBoard::publish(const CallRecord& record) {
+std::int64_t GroupBoard::publish(const CallRecord& record, Executor executor) {
   host_.heartbeat();
-  return host_.mine().rings[static_cast<std::size_t>(ring_)].publish(record);
+  return host_.mine().rings[static_cast<std::size_t>(ring_)].publish(record, executor);
 }
+
+void GroupBoard::reach(std::int64_t sequence) { host_.mine().rings[static_cast<std::size_t>(ring_)].reach(sequence); }
 
 std::string GroupBoard::describe(CallRecord record) const {
   if (record.root >= 0 && record.root < static_cast<int>(members_.size())) {
@@ -229,6 +234,8 @@ std::string GroupBoard::late_members(std::int64_t sequence, double silent_s) con
       state = "has not arrived";
     } else if (mute_s > silent_s) {
       state = str("has arrived but has been silent for ", seconds(mute_s));
+    } else if (ring->reached() < sequence) {
+      state = "has queued it, but its GPU has not been seen in it";
     } else {
       continue;
     }

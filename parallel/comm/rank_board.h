@@ -47,6 +47,9 @@ struct CallRecord {
   bool operator==(const CallRecord&) const = default;
 };
 
+/// Who carries out a call. The host is in an operation from when it announces it; what it queues on a GPU begins later.
+enum class Executor { host, gpu };
+
 /// "all_reduce (max) of 64 fp32", "broadcast of 32 fp32 from rank 0".
 std::string describe(const CallRecord& record);
 
@@ -69,8 +72,13 @@ class CallRing {
 
   void reset();
   /// Returns the sequence number of this call.
-  std::int64_t publish(const CallRecord& record);
+  std::int64_t publish(const CallRecord& record, Executor executor);
   std::int64_t last() const { return last_.load(); }
+  /// This rank has come to this call: on its GPU, as its host has seen, if that carries the call out.
+  void reach(std::int64_t sequence) {
+    if (sequence > reached_.load(std::memory_order_relaxed)) reached_.store(sequence);
+  }
+  std::int64_t reached() const { return reached_.load(); }
   std::uint64_t generation() const { return generation_.load(); }
 
   /// What is known about one call: `history` stands for all calls up to and including it.
@@ -88,7 +96,7 @@ class CallRing {
     std::atomic<std::uint64_t> call{0}, history{0};
   };
   std::atomic<std::uint64_t> generation_{0};  ///< counts the communicators that used this ring
-  std::atomic<std::int64_t> last_{0};
+  std::atomic<std::int64_t> last_{0}, reached_{0};
   std::array<Slot, kEntries> slots_;
 };
 
@@ -118,7 +126,7 @@ class HostBoard {
   int open_ring();
   void close_ring(int ring) { ring_used_[static_cast<std::size_t>(ring)] = false; }
 
-  /// True for the one rank of this host that was first.
+  /// True for the one rank of this host that was first, each time that it asks; what it said first stands.
   bool claim_failure(ExitCode code, const std::string& message);
   /// rank -1 when nobody has failed.
   FirstFailure first_failure() const;
@@ -151,7 +159,9 @@ class GroupBoard {
   void set_members(std::vector<BoardMember> members) { members_ = std::move(members); }
   const std::vector<BoardMember>& members() const { return members_; }
 
-  std::int64_t publish(const CallRecord& record);
+  std::int64_t publish(const CallRecord& record, Executor executor = Executor::host);
+  /// This rank's GPU has come to the operation.
+  void reach(std::int64_t sequence);
   /// Compares operation `sequence` with the peers', or with a peer that has not come so far its last one:
   /// "rank 0 called ... (operation 17 of axis dp) while rank 1 called ...", empty when all that is known agrees.
   std::string difference(std::int64_t sequence, const std::string& label) const;

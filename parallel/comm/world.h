@@ -7,7 +7,8 @@
 // wait: the harness reads it between steps, where all ranks can agree on it.
 //
 // How a failure ends the job. The rank that catches an Error calls `claim_first_failure`, prints only if that says
-// true, and calls `abort(first_failure().code)`. So the root cause stands there once, and mpirun gets one code.
+// true, and calls `abort(first_failure().code)`. So the root cause stands there once, and mpirun gets one code. A wait
+// for a GPU (gpu_wait.h) claims its own failure already before it throws, as what it does next may trouble its peers.
 
 #include <cstdint>
 #include <memory>
@@ -78,8 +79,8 @@ class World {
   /// What this rank is doing, for the report when a peer waits in vain: shown by the peers of a rank that is late.
   virtual void announce(const std::string& phase) = 0;
 
-  /// True for the one rank of this host that fails first. Its peers' waits then end with Error("stopped by rank r:
-  /// message") and the same code.
+  /// True for the one rank of this host that fails first, however often it asks. Its peers' waits then end with
+  /// Error("stopped by rank r: message") and the same code.
   virtual bool claim_first_failure(ExitCode code, const std::string& message) = 0;
   virtual FirstFailure first_failure() const = 0;
 

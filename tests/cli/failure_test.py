@@ -1,6 +1,7 @@
 """Ranks that die, hang or are told to stop: the job ends soon, with its code, and what was recorded stays."""
 import json
 import os
+import re
 import signal
 import time
 
@@ -11,8 +12,8 @@ LONG = dict(training__epochs=100000, training__checkpoint_every_epochs=0, limits
 
 
 class Failure(Case):
-    def start_training(self, ranks):
-        process = self.start("run", self.write(tiny(**LONG)), "--out", self.path("out"), ranks=ranks)
+    def start_training(self, ranks, **changes):
+        process = self.start("run", self.write(tiny(**LONG, **changes)), "--out", self.path("out"), ranks=ranks)
         self.wait_for_epochs(process, 2)
         pids = self.ranks_of(process)
         self.assertEqual(len(pids), ranks)
@@ -52,6 +53,20 @@ class Failure(Case):
         self.assertEqual(text.count("error:"), 1, text)
         self.assert_gone(pids)
         self.assert_records_intact()
+
+    def test_a_stopped_rank_is_named_with_nccl(self):
+        cuda = json.loads(self.run_binary("info", "--json").stdout)["cuda"]
+        if not re.search(r" [2-9]\d* visible", cuda):
+            self.skipTest("needs two GPUs")
+        process, pids = self.start_training(2, device="cuda", comm="nccl")
+        os.kill(pids[1], signal.SIGSTOP)
+        code, text = self.finish(process, 30)
+        self.assertEqual(code, 6, text)
+        self.assertRegex(text, r"rank 0 waited .* in vain for \w+ .*operation \d+.*rank 1 has")
+        self.assertEqual(text.count("error:"), 1, text)
+        self.assert_gone(pids)
+        self.assert_records_intact()
+        self.assertEqual(self.run_json()["status"], "failed")
 
     def test_sigterm_stops_cleanly(self):
         process, pids = self.start_training(2)

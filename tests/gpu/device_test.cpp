@@ -1,4 +1,4 @@
-// The CUDA device's clocks, what its driver says, and what it tells profilers.
+// The CUDA device's clocks, how the host waits for it, what its driver says, and what it tells profilers.
 
 #include <algorithm>
 #include <chrono>
@@ -221,6 +221,43 @@ TEST_CASE("ranges are named to NVTX, whether a profiler listens or not") {
   }
   device.name_ranges_to(nullptr);
   CHECK(device.ranges() == nullptr);
+}
+
+TEST_CASE("the host waits for a GPU as its device was told to") {
+  if (gpu() == nullptr) return;
+  struct CountedWait final : HostWait {
+    void until(const std::function<bool()>& over) override {
+      ++waits;
+      while (!over()) continue;
+    }
+    void abandon() noexcept override {}
+    int waits = 0;
+  } wait;
+  Device& device = *gpu()->device;
+  Stream& stream = device.compute_stream();
+  constexpr std::int64_t kBytes = 1 << 20;
+  const Buffer buffer = device.allocate(kBytes, MemoryKind::workspace);
+  const HostBuffer pinned = device.allocate_host(kBytes);
+  std::vector<char> pageable(kBytes, 7);
+  const auto stopwatch = device.make_stopwatch();
+  const auto waits_of = [&](const std::function<void()>& action) {
+    device.set_host_wait(&wait);
+    wait.waits = 0;
+    action();
+    device.set_host_wait(nullptr);
+    return wait.waits;
+  };
+  CHECK(waits_of([&] { stream.synchronize(); }) == 1);
+  // Where the driver would wait for the stream, the device waits first.
+  CHECK(waits_of([&] { device.copy(buffer.raw(), pageable.data(), kBytes, stream); }) == 1);
+  CHECK(waits_of([&] { device.copy(pageable.data(), buffer.raw(), 8, stream); }) == 1);
+  CHECK(waits_of([&] { device.copy(buffer.raw(), pageable.data(), 8, stream); }) == 0);
+  CHECK(waits_of([&] { device.copy(pinned.raw(), buffer.raw(), kBytes, stream); }) == 0);
+  CHECK(waits_of([&] { device.copy(buffer.raw(), pinned.raw(), kBytes, stream); }) == 0);
+  CHECK(waits_of([&] { stopwatch->seconds(stopwatch->mark(), stopwatch->mark()); }) == 1);
+  CHECK(waits_of([&] { device.allocate(kBytes, MemoryKind::workspace); }) == 1);
+  stream.synchronize();
+  CHECK(static_cast<const char*>(pinned.raw())[kBytes - 1] == 7);
 }
 
 TEST_CASE("used memory follows what is allocated, and the driver agrees") {

@@ -121,6 +121,42 @@ void check_measured(std::unique_ptr<Communicator> group) {
   CHECK(counts[1].exposed_s < 0.2 * counts[1].busy_s);
 }
 
+/// An operation that takes longer than its deadline, as one does whose peers do not come: the wait for the stream ends
+/// with an Error, the communicator is gone, and the GPU is as good as before.
+void check_deadline(World& world) {
+  Device& device = *gpu()->device;
+  Stream& stream = device.compute_stream();
+  constexpr std::int64_t kBytes = std::int64_t{8} << 30;  // some milliseconds to copy
+  const Buffer from = device.allocate(kBytes, MemoryKind::workspace),
+               to = device.allocate(kBytes, MemoryKind::workspace);
+  {
+    const auto group = world.make_communicator(device, {.kind = "nccl", .timeout_s = 1e-4});
+    CHECK(device.host_wait() != nullptr);
+    const auto copy_everything = [&] {
+      for (int i = 0; i < 5; ++i) {
+        group->all_gather(to.tensor(DType::uint8, {kBytes}), from.tensor(DType::uint8, {kBytes}), stream).wait(stream);
+      }
+      stream.synchronize();
+    };
+    try {
+      copy_everything();
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::communication);
+      CHECK_THAT(error.what(), StartsWith("rank 0 waited "));
+      CHECK_THAT(error.what(), ContainsSubstring(" s in vain for all_gather of 8589934592 uint8 (operation "));
+      CHECK_THAT(error.what(), EndsWith("all ranks of this host have arrived"));
+    }
+    CHECK(world.first_failure().code == ExitCode::communication);
+    CHECK_THROWS_AS(stream.synchronize(), Error);
+    CHECK_THROWS_WITH(group->progress(), ContainsSubstring("was aborted"));
+    CHECK_THROWS_AS(group->all_gather(to.tensor(DType::uint8, {8}), from.tensor(DType::uint8, {8}), stream), Error);
+  }
+  CHECK(device.host_wait() == nullptr);
+  device.copy(to.raw(), from.raw(), kBytes, stream);
+  stream.synchronize();
+}
+
 }  // namespace
 
 TEST_CASE("matrix products that leave multiprocessors to NCCL compute the same") {
@@ -161,8 +197,9 @@ TEST_CASE("NCCL on one rank") {
     check_done(*group);
     CHECK(group->library() == "NCCL " + nccl_version());
     CHECK(group->own_stream() != nullptr);
-    check_measured(world->make_communicator(*gpu()->device, {.kind = "nccl", .max_ctas = max_ctas}));
+    check_measured(world->make_communicator(*gpu()->device, {.kind = "nccl", .nccl = nccl}));
   }
+  check_deadline(*world);  // last: it spoils the world
 #else
   CHECK_THROWS_WITH(world->make_communicator(*gpu()->device, {.kind = "nccl"}), ContainsSubstring("not in this build"));
 #endif

@@ -2,7 +2,9 @@
 // nothing on a machine without a GPU.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "tests/mpi/ranks.h"
@@ -233,23 +235,53 @@ TEST_CASE("NCCL: groups of a split work side by side, ordered by key") {
   CHECK(everybody.values()[0] == ranks.size);
 }
 
+TEST_CASE("NCCL: ranks that wait for one that does not come are told in time who it is, and can free their memory") {
+  const GpuRanks ranks;
+  if (!ranks.can_use_nccl() || ranks.size < 2) return;
+  GpuRanks failed;  // a world of its own, which the failure spoils
+  const OnGpu<float> values(failed, {1.0F, 2.0F});
+  auto group = failed.world->make_communicator(*failed.device, {.kind = "nccl", .timeout_s = 1.0});
+  group->all_reduce(values.tensor(), ReduceOp::sum, failed.stream()).wait(failed.stream());
+  failed.stream().synchronize();
+  ranks.world->barrier();
+  if (ranks.rank == 1) {
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+  } else {
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      group->all_reduce(values.tensor(), ReduceOp::sum, failed.stream()).wait(failed.stream());
+      const std::vector<float> lost = values.values();
+      FAIL("a sum without rank 1: " << lost[0]);
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::communication);
+      CHECK_THAT(error.what(), ContainsSubstring(" s in vain for all_reduce of 2 fp32 (operation 3 of axis world): "));
+      CHECK_THAT(error.what(), ContainsSubstring("rank 1 has not arrived"));
+    }
+    group.reset();
+    const OnGpu<float> more(failed, {3.0F});
+    CHECK(more.values()[0] == 3.0F);
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(4));
+  }
+  ranks.world->barrier();
+}
+
 TEST_CASE("NCCL: calls that differ end in an error that names both") {
   GpuRanks ranks;
   if (!ranks.can_use_nccl() || ranks.size < 2) return;
   const OnGpu<float> values(ranks, {1.0F, 2.0F});  // freed after the communicator, which ends the kernel that waits
   const auto group = ranks.communicator();
-  const auto names_both = ContainsSubstring("all_reduce") && ContainsSubstring("broadcast");
+  const auto names_one = ContainsSubstring("all_reduce"), other = ContainsSubstring("broadcast");
   // The first rank comes alone: its operation is on its way when the others, who see it, refuse to start another.
   if (ranks.rank == 0) {
     Work work = group->all_reduce(values.tensor(), ReduceOp::sum, ranks.stream());
     ranks.world->barrier();
     ranks.world->barrier();
     CHECK_FALSE(work.done());
-    CHECK_THROWS_WITH(group->progress(), names_both);
+    CHECK_THROWS_WITH(group->progress(), names_one && other);
     work.wait(ranks.stream());  // of the stream, not of the host
   } else {
     ranks.world->barrier();
-    CHECK_THROWS_WITH(group->broadcast(values.tensor(), 0, ranks.stream()), names_both);
+    CHECK_THROWS_WITH(group->broadcast(values.tensor(), 0, ranks.stream()), names_one && other);
     ranks.world->barrier();
   }
 }

@@ -267,10 +267,8 @@ std::unique_ptr<Gemm::Plan> Gemm::make_plan(const Product& p, const Operands& o,
   const bool tf32 = p.input == DType::fp32 && options_.tf32;
   PDL_CUBLAS(
       cublasLtMatmulDescInit(&plan->operation, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  const cublasOperation_t first = p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-  const cublasOperation_t second = p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-  set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, first);
-  set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, second);
+  set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm_target_);
   const EpilogueTraits traits = traits_of(p.epilogue);
   set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, traits.value);

@@ -55,7 +55,8 @@ TEST_CASE("a ring keeps the last 64 calls") {
   CallRing::Entry entry;
   CHECK(!ring->find(1, entry));
   for (int i = 1; i <= 100; ++i)
-    CHECK(ring->publish({.call = CommCall::broadcast, .dtype = DType::fp16, .root = 0, .count = i}) == i);
+    CHECK(ring->publish({.call = CommCall::broadcast, .dtype = DType::fp16, .root = 0, .count = i}, Executor::host) ==
+          i);
   CHECK(ring->last() == 100);
   CHECK(!ring->find(36, entry));
   CHECK(!ring->find(101, entry));
@@ -140,6 +141,24 @@ TEST_CASE("who is late, and what is known of it") {
   CHECK(host.groups[0]->describe_member(3) == "on another host");
 }
 
+TEST_CASE("a rank whose GPU has not come to an operation is late, though its host has called it") {
+  Host host;
+  for (auto& group : host.groups) group->publish(kAllReduce, Executor::gpu);
+  host.groups[0]->reach(1);
+  host.groups[2]->reach(1);
+  host.ranks[1]->mine().waiting.write("its own GPU");
+  CHECK(host.groups[0]->late_members(1, 100.0) ==
+        "rank 5 has queued it, but its GPU has not been seen in it (its last operation is 1, all_reduce of 64 fp32; it "
+        "waits for its own GPU)");
+  host.groups[1]->reach(1);
+  CHECK(host.groups[0]->late_members(1, 100.0) == "all ranks of this host have arrived");
+  CHECK(host.groups[1]->publish(kBroadcast) == 2);  // the host's own
+  host.groups[1]->reach(1);                         // no way back
+  host.groups[0]->publish(kBroadcast);
+  host.groups[2]->publish(kBroadcast);
+  CHECK(host.groups[0]->late_members(2, 100.0) == "all ranks of this host have arrived");
+}
+
 TEST_CASE("a ring serves the next communicator when its own is gone") {
   Host host;
   host.groups[1]->publish(kBroadcast);
@@ -160,9 +179,10 @@ TEST_CASE("the first failure of a host is claimed once") {
   CHECK(host.ranks[2]->first_failure().rank == -1);
   CHECK(host.ranks[1]->claim_failure(ExitCode::out_of_memory, "no room"));
   CHECK(!host.ranks[0]->claim_failure(ExitCode::communication, "a peer is gone"));
-  CHECK(!host.ranks[1]->claim_failure(ExitCode::internal, "again"));
+  CHECK(host.ranks[1]->claim_failure(ExitCode::internal, "a consequence"));  // it is the first; its first words stand
   const FirstFailure failure = host.ranks[2]->first_failure();
   CHECK(failure.rank == 5);
+  CHECK(failure.message == "no room");
   CHECK(failure.code == ExitCode::out_of_memory);
 }
 
