@@ -216,8 +216,12 @@ ExperimentConfig read_experiment(const ConfigDocument& document, int ranks) {
   config.limits = read_limits(root.section("limits", "time and memory that a rank may take"));
   const ConfigReader loader = root.section("loader", "reading samples");
   config.loader = read_loader(loader, config.training.dtype);
-  config.data_store =
-      read_data_store(loader.section("data_store", "samples in memory, dealt out over the ranks"), config.loader);
+  const ConfigReader store = loader.section("data_store", "samples in memory, dealt out over the ranks");
+  config.data_store = read_data_store(store, config.loader);
+  if (config.data_store.enabled && config.engine != nullptr && !config.engine->takes_data_store) {
+    store.problem("enabled", str(config.engine->name, " reads samples on its first and last stage only and takes no ",
+                                 "data store; set it to false"));
+  }
   return config;
 }
 

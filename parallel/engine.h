@@ -153,6 +153,8 @@ struct EngineDefinition {
   /// Samples that one update consumes per data-parallel rank count: the number of data-parallel ranks for `ranks` ranks
   /// and these knobs. Decides what `batch_size_per_rank` means and which global batches divide.
   int (*data_parallel_size)(int ranks, const ConfigReader& knobs);
+  /// Whether all ranks read samples through BatchFeeder, as a data store (sync/data_store.h) asks of them.
+  bool takes_data_store = true;
   std::vector<EngineVariant> variants = {};  ///< besides the defaults, which are always tested
 };
 

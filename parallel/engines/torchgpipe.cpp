@@ -296,6 +296,7 @@ EngineDefinition torchgpipe_definition() {
           .make = make_torchgpipe,
           .document = [](const ConfigReader& reader) { read_knobs(reader); },
           .data_parallel_size = [](int, const ConfigReader&) { return 1; },
+          .takes_data_store = false,
           .variants = {{"checkpoint always", {"chunks=4", "checkpoint=always"}},
                        {"checkpoint except_last", {"chunks=3", "checkpoint=except_last"}},
                        {"checkpoint never", {"chunks=8", "checkpoint=never"}},

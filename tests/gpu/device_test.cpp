@@ -254,7 +254,10 @@ TEST_CASE("the host waits for a GPU as its device was told to") {
   CHECK(waits_of([&] { device.copy(buffer.raw(), pageable.data(), 8, stream); }) == 0);
   CHECK(waits_of([&] { device.copy(pinned.raw(), buffer.raw(), kBytes, stream); }) == 0);
   CHECK(waits_of([&] { device.copy(buffer.raw(), pinned.raw(), kBytes, stream); }) == 0);
-  CHECK(waits_of([&] { stopwatch->seconds(stopwatch->mark(), stopwatch->mark()); }) == 1);
+  CHECK(waits_of([&] {
+          const std::int64_t first = stopwatch->mark();
+          stopwatch->seconds(first, stopwatch->mark());
+        }) == 1);
   CHECK(waits_of([&] { device.allocate(kBytes, MemoryKind::workspace); }) == 1);
   stream.synchronize();
   CHECK(static_cast<const char*>(pinned.raw())[kBytes - 1] == 7);

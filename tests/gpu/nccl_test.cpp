@@ -127,13 +127,15 @@ void check_deadline(World& world) {
   Device& device = *gpu()->device;
   Stream& stream = device.compute_stream();
   constexpr std::int64_t kBytes = std::int64_t{8} << 30;  // some milliseconds to copy
+  constexpr double kDeadline_s = 2.0;                     // enough to connect
+  constexpr int kCopies = 1500;                           // several times that
   const Buffer from = device.allocate(kBytes, MemoryKind::workspace),
                to = device.allocate(kBytes, MemoryKind::workspace);
   {
-    const auto group = world.make_communicator(device, {.kind = "nccl", .timeout_s = 1e-4});
+    const auto group = world.make_communicator(device, {.kind = "nccl", .timeout_s = kDeadline_s});
     CHECK(device.host_wait() != nullptr);
     const auto copy_everything = [&] {
-      for (int i = 0; i < 5; ++i) {
+      for (int i = 0; i < kCopies; ++i) {
         group->all_gather(to.tensor(DType::uint8, {kBytes}), from.tensor(DType::uint8, {kBytes}), stream).wait(stream);
       }
       stream.synchronize();

@@ -183,6 +183,12 @@ TEST_CASE("every engine trains to the same bits with and without a data store", 
   };
   for (const EngineDefinition& definition : engine_definitions()) {
     if (definition.name == "serial" && world.info().size > 1) continue;
+    if (!definition.takes_data_store) {
+      CHECK_THROWS_WITH(make_experiment(world, tiny_config("gpt2"),
+                                        {"engine.name=" + definition.name, "loader.data_store.enabled=true"}),
+                        ContainsSubstring("/loader/data_store/enabled"));
+      continue;
+    }
     for (const char* model : {"gpt2", "vgg"}) {
       for (std::vector<std::string> overrides : variants) {
         INFO(definition.name << " " << model << ", " << (overrides.empty() ? "plain" : overrides.front()));
