@@ -121,32 +121,33 @@ void check_measured(std::unique_ptr<Communicator> group) {
   CHECK(counts[1].exposed_s < 0.2 * counts[1].busy_s);
 }
 
-/// An operation that takes longer than its deadline, as one does whose peers do not come: the wait for the stream ends
-/// with an Error, the communicator is gone, and the GPU is as good as before.
+/// An operation that takes longer than its deadline, as one does whose peers do not come (here: long copies are before
+/// it in the stream of the communication): the wait for the stream ends with an Error, the communicator is gone, and
+/// the GPU is as good as before.
 void check_deadline(World& world) {
   Device& device = *gpu()->device;
   Stream& stream = device.compute_stream();
-  constexpr std::int64_t kBytes = std::int64_t{8} << 30;  // some milliseconds to copy
-  constexpr double kDeadline_s = 2.0;                     // enough to connect
-  constexpr int kCopies = 1500;                           // several times that
+  constexpr std::int64_t kBytes = std::int64_t{16} << 30;  // at least 4 milliseconds to copy
+  constexpr double kDeadline_s = 2.0;                      // enough to connect
+  constexpr int kCopies = 800;                             // more than that
   const Buffer from = device.allocate(kBytes, MemoryKind::workspace),
                to = device.allocate(kBytes, MemoryKind::workspace);
   {
     const auto group = world.make_communicator(device, {.kind = "nccl", .timeout_s = kDeadline_s});
     CHECK(device.host_wait() != nullptr);
-    const auto copy_everything = [&] {
-      for (int i = 0; i < kCopies; ++i) {
-        group->all_gather(to.tensor(DType::uint8, {kBytes}), from.tensor(DType::uint8, {kBytes}), stream).wait(stream);
-      }
+    const auto gather = [&] {
+      group->all_gather(to.tensor(DType::uint8, {kBytes}), from.tensor(DType::uint8, {kBytes}), stream).wait(stream);
       stream.synchronize();
     };
+    gather();  // connects
+    for (int i = 0; i < kCopies; ++i) device.copy(to.raw(), from.raw(), kBytes, *group->own_stream());
     try {
-      copy_everything();
+      gather();
       FAIL("no error");
     } catch (const Error& error) {
       CHECK(error.code() == ExitCode::communication);
       CHECK_THAT(error.what(), StartsWith("rank 0 waited "));
-      CHECK_THAT(error.what(), ContainsSubstring(" s in vain for all_gather of 8589934592 uint8 (operation "));
+      CHECK_THAT(error.what(), ContainsSubstring(" s in vain for all_gather of 17179869184 uint8 (operation "));
       CHECK_THAT(error.what(), EndsWith("all ranks of this host have arrived"));
     }
     CHECK(world.first_failure().code == ExitCode::communication);
