@@ -15,12 +15,12 @@ import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 
+from runs import ROOT, WITH_TORCH, Failed, gpu_facts, read_record, start, why, write_json
+
 HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
 
 KEEP = "workload.recompute=nothing"  # memory is of interest at batch 16
 # name: configuration, overrides, PyTorch's model and options, batch, tokens of a sample (1 for images)
@@ -35,17 +35,6 @@ WORKLOADS = {
 }
 
 
-class Failed(Exception):
-    pass
-
-
-def start(command, way_out):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    except OSError as error:
-        raise Failed(f"cannot start {command[0]}: {error.strerror}; {way_out}") from error
-
-
 def run_pdlbench(args, name):
     config, overrides, _, batch, tokens = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -55,11 +44,8 @@ def run_pdlbench(args, name):
                    f"measure.max_steps_per_epoch={args.warmup + args.steps}", "--out", out]
         done = start(command, "build it with CUDA, or say where it is with --binary")
         if done.returncode != 0:
-            raise Failed(f"code {done.returncode} from {' '.join(command)}\n{done.stderr[-2000:]}")
-        with open(os.path.join(out, "epochs.jsonl")) as file:
-            epoch = json.loads(file.readlines()[-1])
-        with open(os.path.join(out, "run.json")) as file:
-            run = json.load(file)
+            raise Failed(why(command, done))
+        run, epoch = read_record(out)
     if epoch["samples"] != batch * epoch["steps"]:
         raise Failed(f"{epoch['samples']} samples in {epoch['steps']} steps, not {batch} a step: is the configuration's data set large enough?")
     arena, library = epoch["memory_peak_bytes"]["total"]["max"], epoch.get("library_bytes", 0)
@@ -74,23 +60,11 @@ def run_torch(args, names, variant):
     _, _, peer, _, _ = WORKLOADS[names[0]]
     command = [args.python, os.path.join(HERE, "torch_gpu.py"), *peer, "--batch", *[str(WORKLOADS[name][3]) for name in names],
                "--steps", str(args.steps), "--warmup", str(args.warmup), *(["--compile"] if variant == "compile" else [])]
-    way_out = "name an interpreter that has PyTorch with CUDA and torchvision with --python, or give --skip-peers"
-    done = start(command, way_out)
+    done = start(command, WITH_TORCH)
     results = dict(zip(names, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]))
     if done.returncode == 0:
         return results, None
-    return results, f"code {done.returncode} from {' '.join(command)}\n{done.stderr[-2000:]}\n{way_out}"
-
-
-def gpu_facts():
-    """Asks only; nothing is set."""
-    fields = "name,driver_version,power.draw,power.limit,clocks.sm,clocks.max.sm,temperature.gpu"
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    try:
-        done = subprocess.run(["nvidia-smi", "-i", first, f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True)
-        return dict(zip(fields.split(","), [value.strip() for value in done.stdout.splitlines()[0].split(",")]))
-    except (OSError, IndexError):
-        return {}
+    return results, f"{why(command, done)}\n{WITH_TORCH}"
 
 
 def variants_of(name, args):
@@ -183,9 +157,7 @@ def main():
                     print(line, flush=True)
             measured["gpu_last"] = gpu_facts()
             if args.json:
-                with open(args.json, "w") as file:
-                    json.dump(measured, file, indent=2)
-                    file.write("\n")
+                write_json(args.json, measured)
     return 1 if measured["failures"] or any(row.get("ratio", 1.0) < 1.0 for row in rows.values()) else 0
 
 

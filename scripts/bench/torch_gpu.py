@@ -3,15 +3,20 @@
 
     scripts/bench/torch_gpu.py gpt2 --batch 16 32 --length 1024 [--compile]
     scripts/bench/torch_gpu.py vgg16 --batch 256 [--compile] [--tf32]
+    torchrun --nproc-per-node 4 scripts/bench/torch_gpu.py gpt2 --batch 16 --parallel ddp|fsdp
 
-Random data that stays on the GPU, fused optimizers, channels-last images. Prints one JSON line for each batch size, each with a model
-of its own: median step, speed, memory."""
+Random data that stays on the GPU, fused optimizers, channels-last images. --batch is that of one GPU; fsdp divides parameters,
+gradients and moments over all GPUs, block by block. Prints one JSON line for each batch size, each with a model of its own: the
+median step of the slowest GPU, the speed of all of them together, the memory of the first."""
 import argparse
+import functools
 import gc
 import json
+import os
 import statistics
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
@@ -66,7 +71,7 @@ class Classifier(nn.Module):
 
 def gpt2(args, batch):
     model = Gpt2Medium(args.length).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
+    optimizer = functools.partial(torch.optim.AdamW, lr=3e-4, weight_decay=0.1, fused=True)
     shape = (batch, args.length)
     batches = [(torch.randint(VOCABULARY, shape, device="cuda"), torch.randint(VOCABULARY, shape, device="cuda")) for _ in range(4)]
     return model, optimizer, batches, batch * args.length
@@ -75,21 +80,46 @@ def gpt2(args, batch):
 def vgg16(args, batch):
     import torchvision
     model = Classifier(torchvision.models.vgg16(num_classes=1000)).cuda().to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
+    optimizer = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
     images = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
     return model, optimizer, [(images, torch.randint(1000, (batch,), device="cuda"))], batch
+
+
+def spread(args, model):
+    """The model on all GPUs. bf16 as autocast has it: products in bf16, sums of gradients and weights in fp32."""
+    if args.parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()], gradient_as_bucket_view=True)
+    if args.parallel == "fsdp":
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        policy = MixedPrecisionPolicy() if args.tf32 else MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        parts = model.blocks if args.model == "gpt2" else [part for part in model.modules() if isinstance(part, nn.Linear)]
+        for part in parts:
+            fully_shard(part, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+    return model
+
+
+def slowest(times_ms):
+    """Each step on the GPU where it took longest."""
+    if not dist.is_initialized():
+        return times_ms
+    times = torch.tensor(times_ms, device="cuda")
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    return times.tolist()
 
 
 def measure(args, batch):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    model, optimizer, batches, work = {"gpt2": gpt2, "vgg16": vgg16}[args.model](args, batch)
+    model, optimizer_of, batches, work = {"gpt2": gpt2, "vgg16": vgg16}[args.model](args, batch)
+    model = spread(args, model)
+    optimizer = optimizer_of(model.parameters())
     run = torch.compile(model, dynamic=False) if args.compile else model
     times_ms = []
     for step in range(args.warmup + args.steps):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        with torch.autocast("cuda", torch.bfloat16, enabled=not args.tf32):
+        with torch.autocast("cuda", torch.bfloat16, enabled=not args.tf32 and args.parallel != "fsdp"):
             loss = run(*batches[step % len(batches)])
         loss.backward()
         optimizer.step()
@@ -98,9 +128,11 @@ def measure(args, batch):
         torch.cuda.synchronize()
         if step >= args.warmup:
             times_ms.append(begin.elapsed_time(end))
-    median = statistics.median(times_ms)
-    return {"torch": torch.__version__, "compile": args.compile, "batch": batch, "step_ms": round(median, 3),
-            "per_s": round(work / median * 1e3, 1), "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3),
+    gpus = dist.get_world_size() if dist.is_initialized() else 1
+    median = statistics.median(slowest(times_ms))
+    return {"torch": torch.__version__, "compile": args.compile, "parallel": args.parallel, "gpus": gpus, "batch": batch,
+            "step_ms": round(median, 3), "per_s": round(gpus * work / median * 1e3, 1),
+            "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3),
             "reserved_gib": round(torch.cuda.max_memory_reserved() / 2**30, 3), "before_gib": round(before / 2**30, 3),
             "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "loss": round(loss.item(), 4)}
 
@@ -108,22 +140,34 @@ def measure(args, batch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=["gpt2", "vgg16"])
-    parser.add_argument("--batch", type=int, nargs="+", required=True)
+    parser.add_argument("--batch", type=int, nargs="+", required=True, help="samples of one GPU in a step")
     parser.add_argument("--length", type=int, default=1024, help="tokens in a sequence")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--tf32", action="store_true", help="fp32 with TF32 products in place of autocast to bf16")
+    parser.add_argument("--parallel", choices=["none", "ddp", "fsdp"], default="none", help="over the processes of torchrun")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=8)
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
+    first = True
+    if args.parallel != "none":
+        if "LOCAL_RANK" not in os.environ:
+            parser.error("--parallel is for processes that torchrun starts")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+        first = dist.get_rank() == 0
     for batch in args.batch:
         torch.manual_seed(0)
-        print(json.dumps(measure(args, batch)), flush=True)
+        result = measure(args, batch)
+        if first:
+            print(json.dumps(result), flush=True)
         if args.compile:
             torch._dynamo.reset()  # compiled code holds on to its model, and counts as a reason for dynamic shapes
         gc.collect()
         torch.cuda.empty_cache()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
