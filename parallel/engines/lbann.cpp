@@ -155,6 +155,8 @@ class Lbann final : public StepMethod {
     replica_.store().round_master(context_.backend);
   }
 
+  void restored() override { update_.restored(replica_); }
+
   EngineDescription describe() const override;
   Prediction predict() const override;
 
