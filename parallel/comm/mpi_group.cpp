@@ -64,14 +64,27 @@ MPI_Comm MpiGroup::duplicate() {
 }
 
 std::unique_ptr<MpiGroup> MpiGroup::split(int color, int key, std::string label) {
-  // MPI_Comm_split has no non-blocking form. The barrier before it has the deadline, so that all ranks are known to
-  // come.
+  struct Wish {
+    int color = 0, key = 0;
+  };
+  const Wish mine{color, key};
+  std::vector<Wish> wishes(static_cast<std::size_t>(size_));
   const CallRecord record{.call = CommCall::split};
-  MpiRequestOperation barrier(*this, record, publish(record));
-  PDL_MPI(MPI_Ibarrier(comm_, barrier.requests().add()));
-  barrier.wait();
+  MpiRequestOperation exchange(*this, record, publish(record));
+  PDL_MPI(MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, wishes.data(), sizeof mine, MPI_BYTE, comm_,
+                         exchange.requests().add()));
+  exchange.wait();
+  const bool is_copy =
+      std::all_of(wishes.begin(), wishes.end(), [&](const Wish& wish) { return wish.color == color; }) &&
+      std::is_sorted(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) { return a.key < b.key; });
   MPI_Comm part = MPI_COMM_NULL;
-  PDL_MPI(MPI_Comm_split(comm_, color, key, &part));
+  if (is_copy) {
+    part = duplicate();
+  } else {
+    // It has no non-blocking form, so ranks that share cores wait for each other at full load. The exchange before it
+    // has the deadline: all ranks are known to come.
+    PDL_MPI(MPI_Comm_split(comm_, color, key, &part));
+  }
   return std::make_unique<MpiGroup>(context_, part, std::move(label), timeout_s_);
 }
 

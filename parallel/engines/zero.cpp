@@ -49,8 +49,6 @@
 #include <memory>
 
 #include "parallel/comm/world.h"
-#include "parallel/sync/bucketed_all_reduce.h"
-#include "parallel/sync/replicated_update.h"
 #include "parallel/sync/shard_tables.h"
 #include "parallel/sync/sharded_model.h"
 #include "parallel/sync/startup.h"
@@ -327,17 +325,6 @@ MemoryByKind Zero::predicted_memory() const {
   return memory;
 }
 
-/// The same training with nothing divided, as ddp does it with its defaults.
-MemoryByKind replicated_memory(const EngineContext& context) {
-  const Replica replica(context, {context.world.rank(), context.world.size()}, LayerFactory());
-  MemoryByKind memory = replica.predicted_memory();
-  memory[MemoryKind::optimizer] += ReplicatedUpdate(context).predicted_bytes(replica);
-  memory[MemoryKind::communication] =
-      BucketedAllReduce(replica.store(), context.world, {}, size_of(wide_dtype(context.training.dtype)))
-          .predicted_bytes();
-  return memory;
-}
-
 Prediction Zero::predict() const {
   const std::int64_t value_bytes = size_of(context_.training.dtype);
   const std::int64_t gradient_bytes = size_of(wide_dtype(context_.training.dtype));
@@ -364,7 +351,7 @@ Prediction Zero::predict() const {
   if (gathers_beside_reductions()) {
     prediction.tables.push_back(gather_table(replica_.layers(), gatherer_, value_bytes));
   }
-  std::vector<std::pair<std::string, MemoryByKind>> ways = {{"ddp", replicated_memory(context_)}};
+  std::vector<std::pair<std::string, MemoryByKind>> ways = {{"ddp", replicated_memory(context_, false)}};
   for (int stage = 1; stage <= 3; ++stage) {
     const bool is_this = stage == knobs_.stage;
     ways.emplace_back(

@@ -281,6 +281,16 @@ std::unique_ptr<Layer> NeuronParallelFactory::dropout(std::string name, double r
   return std::make_unique<NeuronParallelDropout>(std::move(name), rate, place->width, group_);
 }
 
+std::string NeuronParallelFactory::obstacle(const std::string& model) const {
+  if (layers_.empty()) return str(model, " does not end with fully-connected layers; take data");
+  for (const FullyConnected& layer : layers_) {
+    if (layer.out >= group_.size()) continue;
+    return str("the ", layer.out, " outputs of ", layer.name, " cannot be divided over ", group_.size(),
+               " ranks; take data, or at most ", layer.out, " ranks");
+  }
+  return "";
+}
+
 CommCounts NeuronParallelFactory::traffic(std::int64_t samples, DType dtype) const {
   CommCounts counts;
   const int ranks = group_.size();

@@ -45,6 +45,8 @@ class NeuronParallelFactory final : public LayerFactory {
 
   /// The layers that are divided, in order; empty when the model ends otherwise.
   const std::vector<FullyConnected>& layers() const { return layers_; }
+  /// Why the model cannot be divided so, with what can be done; empty when it can.
+  std::string obstacle(const std::string& model) const;
   /// What one forward and backward pass over `samples` samples on each rank sends.
   CommCounts traffic(std::int64_t samples, DType dtype) const;
 

@@ -65,9 +65,14 @@ std::int64_t Replica::micro_batches_per_step() const {
 }
 
 void Replica::accumulate(const StepOrder& order, GradientListener* listener, Observer& observer) {
-  begin_step(observer);
-  touched_.assign(touched_.size(), 0);
+  const std::int64_t rounds = begin_step(observer);
   if (pieces_ == 0) context_.backend.fill(store_.grads(), 0.0);
+  for (std::int64_t idle = pieces_; host_ != nullptr && idle < rounds; ++idle) {
+    observer.phase(Phase::communication);
+    const bool is_last = pieces_ == 0 && idle + 1 == rounds;
+    stage_.idle_pass(store_, *host_, true, is_last ? listener : nullptr);
+  }
+  touched_.assign(touched_.size(), 0);
   for (std::int64_t piece = 0; piece < pieces_; ++piece) {
     train_micro_batch(piece, order, piece + 1 == pieces_ ? listener : nullptr, observer);
   }

@@ -32,8 +32,9 @@ class Replica final : public HeldModel {
 
   /// Forward and backward over this rank's micro-batches of one step, gradients added up in micro-batch order. The
   /// listener hears the last micro-batch only; a rank without samples has zero gradients and its listener hears
-  /// nothing. Losses are divided by the predictions of the whole global batch, so gradients need only be summed over
-  /// ranks; they are too large by the order's loss scale.
+  /// nothing, unless there is a host: hosts see as many passes as on the rank with most micro-batches, so that what
+  /// they and the listener do stays in step. Losses are divided by the predictions of the whole global batch, so
+  /// gradients need only be summed over ranks; they are too large by the order's loss scale.
   void accumulate(const StepOrder& order, GradientListener* listener, Observer& observer);
 
   /// The same micro-batch by micro-batch, for engines that reduce the gradients of each: `begin_step`, then so many

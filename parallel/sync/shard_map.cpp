@@ -78,6 +78,12 @@ std::vector<std::vector<int>> one_block(const ParamStore& store) {
   return {all};
 }
 
+std::vector<std::vector<int>> tensor_blocks(const ParamStore& store) {
+  std::vector<std::vector<int>> blocks;
+  for (int index = 0; index < static_cast<int>(store.params().size()); ++index) blocks.push_back({index});
+  return blocks;
+}
+
 std::vector<std::vector<int>> bucket_blocks(const ParamStore& store, std::int64_t capacity) {
   std::vector<std::int64_t> elements;
   for (const Param& param : store.params()) elements.push_back(param.count);

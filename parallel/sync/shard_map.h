@@ -66,6 +66,9 @@ std::vector<std::vector<int>> parameter_users(const LayerList& layers, const Par
 /// All parameters of a store as one block.
 std::vector<std::vector<int>> one_block(const ParamStore& store);
 
+/// A block for each parameter.
+std::vector<std::vector<int>> tensor_blocks(const ParamStore& store);
+
 /// Blocks of up to `capacity` elements, filled in the order in which a backward pass finishes gradients: from the last
 /// parameter on.
 std::vector<std::vector<int>> bucket_blocks(const ParamStore& store, std::int64_t capacity);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "parallel/sync/bucketed_all_reduce.h"
+#include "parallel/sync/replicated_update.h"
 #include "parallel/sync/startup.h"
 
 namespace pdl {
@@ -82,6 +84,18 @@ PlanTable gather_table(const LayerList& layers, const ParameterGatherer& gathere
                           mebibytes(use.live_elements * element_bytes)});
   }
   return table;
+}
+
+MemoryByKind replicated_memory(const EngineContext& context, bool buckets_in_place) {
+  const Replica replica(context, {context.world.rank(), context.world.size()}, LayerFactory());
+  BucketOptions buckets;
+  buckets.in_place = buckets_in_place || context.world.size() == 1;
+  MemoryByKind memory = replica.predicted_memory();
+  memory[MemoryKind::optimizer] += ReplicatedUpdate(context).predicted_bytes(replica);
+  memory[MemoryKind::communication] +=
+      BucketedAllReduce(replica.store(), context.world, buckets, size_of(wide_dtype(context.training.dtype)))
+          .predicted_bytes();
+  return memory;
 }
 
 PlanTable memory_comparison(const std::vector<std::pair<std::string, MemoryByKind>>& plans) {

@@ -35,19 +35,24 @@ MemoryByKind ShardedUpdate::predicted_memory() const {
 }
 
 CommCount ShardedUpdate::predicted_all_reduces() const {
-  CommCount count;
-  if (context_.world.size() == 1) return count;
-  const auto add = [&](std::size_t numbers) {
-    count.calls += 1;
-    count.bytes += ring_bytes("all_reduce", context_.world.size(), static_cast<std::int64_t>(numbers * sizeof(double)));
-  };
+  CommCount count = predicted_in_steps();
   const bool looks_at_gradients =
       context_.training.optimizer.clip_grad_norm > 0.0 || context_.training.loss_scale.name != "none";
-  if (looks_at_gradients) add(norm_segments_.size());
-  for (const ShardBlock& block : map_.blocks()) {
-    if (context_.training.optimizer.name == "lamb") add(2 * block.params.size());
-  }
+  if (looks_at_gradients) add_all_reduce(norm_segments_.size(), count);
   return count;
+}
+
+CommCount ShardedUpdate::predicted_in_steps() const {
+  CommCount count;
+  if (context_.training.optimizer.name != "lamb") return count;
+  for (const ShardBlock& block : map_.blocks()) add_all_reduce(2 * block.params.size(), count);
+  return count;
+}
+
+void ShardedUpdate::add_all_reduce(std::size_t numbers, CommCount& count) const {
+  if (context_.world.size() == 1) return;
+  count.calls += 1;
+  count.bytes += ring_bytes("all_reduce", context_.world.size(), static_cast<std::int64_t>(numbers * sizeof(double)));
 }
 
 void ShardedUpdate::prepare() {
@@ -89,23 +94,28 @@ StepOutcome ShardedUpdate::apply(const StepOrder& order, const std::function<voi
   GradientScaling scaling;
   if (clip > 0.0 || order.skips_overflow) scaling = gradient_scaling(sum_of_squares(), order.loss_scale, clip);
   if (order.skips_overflow && scaling.overflow) return {.grad_norm = scaling.norm, .skipped = true};
-  const auto sum_over_shards = [this](const Tensor& norms) {
-    Stream& stream = context_.device.compute_stream();
-    context_.world.all_reduce(norms, ReduceOp::sum, stream).wait(stream);
-  };
-  for (std::size_t b = 0; b < optimizers_.size(); ++b) {
-    const ShardBlock& block = map_.blocks()[b];
-    OptimizerStep step = {.values = weights_.weights(static_cast<int>(b)),
-                          .grads = gradients_.shard().range(gradients_.shard_begin(block), block.slice),
-                          .rounded = weights_.rounded(static_cast<int>(b)),
-                          .lr = order.lr,
-                          .grad_scale = scaling.factor,
-                          .update = order.update + 1};
-    if (context_.world.size() > 1) step.sum_over_shards = sum_over_shards;
-    optimizers_[b]->step(context_.backend, step);
-    updated(static_cast<int>(b));
+  for (int block = 0; block < static_cast<int>(optimizers_.size()); ++block) {
+    step(order, scaling, block);
+    updated(block);
   }
   return {.grad_norm = scaling.norm};
+}
+
+void ShardedUpdate::step(const StepOrder& order, const GradientScaling& scaling, int index) {
+  const ShardBlock& block = map_.blocks()[static_cast<std::size_t>(index)];
+  OptimizerStep step = {.values = weights_.weights(index),
+                        .grads = gradients_.shard().range(gradients_.shard_begin(block), block.slice),
+                        .rounded = weights_.rounded(index),
+                        .lr = order.lr,
+                        .grad_scale = scaling.factor,
+                        .update = order.update + 1};
+  if (context_.world.size() > 1) {
+    step.sum_over_shards = [this](const Tensor& norms) {
+      Stream& stream = context_.device.compute_stream();
+      context_.world.all_reduce(norms, ReduceOp::sum, stream).wait(stream);
+    };
+  }
+  optimizers_[static_cast<std::size_t>(index)]->step(context_.backend, step);
 }
 
 std::string ShardedUpdate::describe_nonfinite() {

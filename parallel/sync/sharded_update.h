@@ -26,12 +26,15 @@ class ShardedUpdate {
   void prepare();
   /// Bytes that `prepare` takes.
   MemoryByKind predicted_memory() const;
-  /// What a step sends besides gradients and parameters.
+  /// What `apply` sends besides gradients and parameters, and what of it the steps of the blocks do.
   CommCount predicted_all_reduces() const;
+  CommCount predicted_in_steps() const;
 
   /// Updates block by block, first to last, and calls `updated` after each; or leaves everything as it is where a
   /// gradient of any rank is not finite and the order says so.
   StepOutcome apply(const StepOrder& order, const std::function<void(int block)>& updated);
+  /// The update of one block alone, for engines that have some sums before others and know what all gradients decide.
+  void step(const StepOrder& order, const GradientScaling& scaling, int block);
   /// Where this rank's part of the gradients is not finite; empty when it is.
   std::string describe_nonfinite();
   /// This rank's weights and moments, for checkpoints.
@@ -39,6 +42,7 @@ class ShardedUpdate {
 
  private:
   std::vector<UpdateSegment> segments_of(const ShardBlock& block) const;
+  void add_all_reduce(std::size_t numbers, CommCount& count) const;
   Tensor own_squares();
   /// Over all gradients of all ranks, the same bits on each.
   double sum_of_squares();

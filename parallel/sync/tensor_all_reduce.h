@@ -33,6 +33,7 @@ class TensorAllReduce final : public GradientListener {
   void wait(int index);
   void wait_for_all();
 
+  std::size_t max_in_flight() const { return max_in_flight_; }
   /// Indices into ParamStore::params(), in the order in which they are begun.
   const std::vector<int>& order() const { return order_; }
 

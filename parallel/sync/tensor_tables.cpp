@@ -21,10 +21,20 @@ PlanTable all_reduce_table(const ParamStore& store, const std::vector<int>& orde
   return table;
 }
 
-std::vector<std::string> all_reduce_warnings(const ParamStore& store, const std::vector<int>& order,
+std::vector<std::string> all_reduce_warnings(const ParamStore& store, const TensorAllReduce& sums, bool waits_for_all,
                                              std::int64_t element_bytes) {
   constexpr std::int64_t kSmall = 100000;
+  const std::vector<int>& order = sums.order();
   std::vector<std::string> warnings;
+  if (waits_for_all) {
+    warnings.push_back(
+        "clipping and loss scaling look at all gradients: no weight is updated before the last all-reduce is done");
+  }
+  if (sums.max_in_flight() == 1) {
+    warnings.push_back(
+        "max_inflight=1: the backward pass stops wherever a gradient is final before the all-reduce of the one before "
+        "it is done; max_inflight=0 lets it go on");
+  }
   if (order.empty()) return warnings;
   const auto count_of = [&](int index) { return store.params()[static_cast<std::size_t>(index)].count; };
   std::int64_t total = 0, in_small = 0, small = 0;

@@ -8,6 +8,39 @@
 
 namespace pdl {
 
+TournamentOptions read_tournament_options(const ConfigReader& engine) {
+  TournamentOptions options;
+  options.procs_per_trainer = engine.get(
+      "procs_per_trainer", options.procs_per_trainer,
+      "ranks that train one model; fewer than there are: several models meet in tournaments; 0: all", {0, 1 << 30});
+  options.interval = engine.get<std::int64_t>("ltfb_batch_interval", options.interval,
+                                              "updates between two tournaments of several trainers", {1, 1e12});
+  options.batches =
+      engine.get<std::int64_t>("ltfb_tournament_batches", options.batches,
+                               "global batches of the validation split that a tournament scores models on", {1, 1e12});
+  return options;
+}
+
+bool check_tournament_options(const ConfigReader& engine, const TournamentOptions& options,
+                              const EngineContext& context) {
+  const int ranks = context.world.size(), each = options.ranks_of(ranks);
+  for (const char* key : {"ltfb_batch_interval", "ltfb_tournament_batches"}) {
+    if (engine.has(key) && each >= ranks)
+      engine.problem(key, str("acts between several trainers: set procs_per_trainer below ", ranks));
+  }
+  if (ranks % each != 0) {
+    int nearest = std::min(each, ranks);
+    while (ranks % nearest != 0) --nearest;
+    engine.problem("procs_per_trainer", str(each, " does not divide ", ranks, " ranks; nearest: ", nearest));
+    return false;
+  }
+  if (each < ranks && LossScaler(context.training.loss_scale, context.training.dtype).active()) {
+    engine.problem("procs_per_trainer", "several trainers would overflow at different steps: not with loss scaling");
+    return false;
+  }
+  return true;
+}
+
 int tournament_partner(int trainer, int trainers, std::uint64_t seed, std::int64_t round) {
   constexpr std::uint64_t kMeetings = 0x4c544642;  // apart from the orders of samples, which the same seed decides
   const std::vector<std::int64_t> order =
@@ -19,14 +52,14 @@ int tournament_partner(int trainer, int trainers, std::uint64_t seed, std::int64
 
 Tournament::Tournament(const EngineContext& context, Replica& replica, const TournamentOptions& options)
     : context_(context), replica_(replica), options_(options) {
-  PDL_CHECK(options.ranks_per_trainer > 0 && context.world.size() % options.ranks_per_trainer == 0,
-            options.ranks_per_trainer, " ranks per trainer, ", context.world.size(), " in all");
+  PDL_CHECK(ranks() > 0 && context.world.size() % ranks() == 0, ranks(), " ranks per trainer, ", context.world.size(),
+            " in all");
 }
 
 std::int64_t Tournament::samples_of(std::int64_t step_samples) const {
   std::int64_t samples = 0;
-  for (int i = 0; i < options_.ranks_per_trainer; ++i) {
-    samples += split_evenly(step_samples, context_.world.size(), trainer() * options_.ranks_per_trainer + i).count;
+  for (int i = 0; i < ranks(); ++i) {
+    samples += split_evenly(step_samples, context_.world.size(), trainer() * ranks() + i).count;
   }
   return samples;
 }
@@ -82,7 +115,7 @@ double Tournament::score() {
 /// Leaves their weights in place of the own ones, which lie in the gradients' range from now on.
 void Tournament::exchange(int partner) {
   ParamStore& store = replica_.store();
-  const int peer = partner * options_.ranks_per_trainer + context_.world.rank() % options_.ranks_per_trainer;
+  const int peer = partner * ranks() + context_.world.rank() % ranks();
   Stream& stream = context_.device.compute_stream();
   context_.backend.copy(store.grads(), store.weights());
   Work sent = context_.world.send(store.grads(), peer, 0, stream);

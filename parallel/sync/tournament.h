@@ -26,10 +26,17 @@
 namespace pdl {
 
 struct TournamentOptions {
-  int ranks_per_trainer = 1;
+  int procs_per_trainer = 0;    ///< ranks that train one model; 0: all
   std::int64_t interval = 100;  ///< updates between two meetings
   std::int64_t batches = 1;     ///< global batches of the validation split that models are scored on
+  int ranks_of(int world_size) const { return procs_per_trainer == 0 ? world_size : procs_per_trainer; }
 };
+
+/// Reads the knobs from the engine's block.
+TournamentOptions read_tournament_options(const ConfigReader& engine);
+/// Notes in the engine's block why `options` are impossible; false when they are.
+bool check_tournament_options(const ConfigReader& engine, const TournamentOptions& options,
+                              const EngineContext& context);
 
 /// Which trainer meets `trainer` in meeting `round`; itself when it sits out. Symmetric.
 int tournament_partner(int trainer, int trainers, std::uint64_t seed, std::int64_t round);
@@ -44,14 +51,15 @@ class Tournament {
   /// Meets when update `update`, counted from 0, ends an interval. Collective over all ranks. Metrics stay as they are.
   void after_update(std::int64_t update);
 
-  int trainers() const { return context_.world.size() / options_.ranks_per_trainer; }
-  int trainer() const { return context_.world.rank() / options_.ranks_per_trainer; }
+  int trainers() const { return context_.world.size() / ranks(); }
+  int trainer() const { return context_.world.rank() / ranks(); }
   /// Samples of one step that fall to this trainer.
   std::int64_t samples_of(std::int64_t step_samples) const;
   /// Bytes that a rank sends in a meeting.
   std::int64_t bytes_per_meeting() const;
 
  private:
+  int ranks() const { return options_.ranks_of(context_.world.size()); }  ///< of one trainer
   double score();
   void exchange(int partner);
 

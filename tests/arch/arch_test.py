@@ -3,7 +3,8 @@ must not block. Every rule is a function from {path: text} to a list of sentence
 
     python3 tests/arch/arch_test.py [--build BUILD] [--source ROOT] [unittest's own arguments]
 
-Compiling each header alone needs a configured build folder (its compile_commands.json); what has passed is remembered there.
+Compiling each header alone needs a configured build folder (its compile_commands.json). What the build itself has compiled alone,
+at the head of a source, is not compiled again; what has passed is remembered there.
 """
 import argparse
 import concurrent.futures
@@ -424,16 +425,48 @@ def header_is_for_absent_feature(path, flags):
     return path.endswith(".cuh")
 
 
-def closure_hash(path, files, words):
-    """Hash of all that decides whether a header compiles: its own text, the project's headers behind it, the command."""
+def closure(path, files):
+    """A file and the project's headers behind it."""
     seen, todo = set(), [path]
     while todo:
         header = todo.pop()
         if header not in seen and header in files:
             seen.add(header)
             todo += [h for _, h, quoted in includes(files[header]) if quoted]
+    return seen
+
+
+def opening_header(text):
+    """The project's header that a source includes ahead of anything else, or None."""
+    first = includes(text)[:1]
+    if not first or not first[0][2] or "".join(strip(text, keep_strings=True).splitlines()[:first[0][0] - 1]).strip():
+        return None
+    return first[0][1]
+
+
+def headers_the_build_proves(files, build, root):
+    """Headers that open a source whose object is newer than all that lies behind it: compiling that was compiling them alone."""
+    def changed(path):
+        return os.path.getmtime(path) if os.path.exists(path) else 0.0
+
+    with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
+        entries = json.load(file)
+    proven = set()
+    for entry in entries:
+        source = os.path.relpath(entry["file"], root).replace(os.sep, "/")
+        header = opening_header(files.get(source, ""))
+        words = shlex.split(entry["command"])
+        if header in files and strip(files[header], True).lstrip().startswith("#pragma once") and "-o" in words:
+            built = changed(os.path.join(entry["directory"], words[words.index("-o") + 1]))
+            if all(changed(os.path.join(root, behind)) < built for behind in closure(source, files)):
+                proven.add(header)
+    return proven
+
+
+def closure_hash(path, files, words):
+    """Hash of all that decides whether a header compiles: its own text, the project's headers behind it, the command."""
     digest = hashlib.sha256(" ".join(words).encode())
-    for header in sorted(seen):
+    for header in sorted(closure(path, files)):
         digest.update(header.encode() + b"\0" + files[header].encode() + b"\0")
     return digest.hexdigest()
 
@@ -453,10 +486,11 @@ def check_headers_alone(files, build):
             passed = set(json.load(file))
     except (OSError, ValueError):
         passed = set()
+    proven = headers_the_build_proves(files, build, ROOT)
     jobs, keep = [], set()
     for path in files:
         top = path.split("/")[0]
-        if not path.endswith(".h") or top not in flags:
+        if not path.endswith(".h") or top not in flags or path in proven:
             continue
         compiler, words = flags[top]
         if header_is_for_absent_feature(path, words):
@@ -662,6 +696,32 @@ class Rules(unittest.TestCase):
             self.assertEqual(compile_header_alone(words, "good.h", root), "")
             self.assertIn("needy.h does not compile alone", compile_header_alone(words, "needy.h", root))
             self.assertIn("twice.h does not compile alone", compile_header_alone(words, "twice.h", root))
+
+    def test_headers_at_the_head_of_sources(self):
+        self.assertEqual(opening_header('// A source.\n\n#include "engine/nn/a.h"\n#include <vector>\n'), "engine/nn/a.h")
+        for text in ("", "#include <vector>\n#include \"engine/nn/a.h\"\n", "#define A\n#include \"engine/nn/a.h\"\n"):
+            self.assertIsNone(opening_header(text))
+
+    def test_only_what_was_built_since_its_last_change_is_proven(self):
+        import tempfile
+        header, behind = "engine/nn/a.h", "engine/nn/b.h"
+        files = {header: f'#pragma once\n#include "{behind}"\n', behind: "#pragma once\n", "engine/nn/a.cpp": f'#include "{header}"\n'}
+        with tempfile.TemporaryDirectory() as root:
+            def write(path, text, time):
+                os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+                with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.utime(os.path.join(root, path), (time, time))
+            for path, text in files.items():
+                write(path, text, 100)
+            write("compile_commands.json", json.dumps([{"directory": root, "file": os.path.join(root, "engine/nn/a.cpp"),
+                                                        "command": "g++ -o a.o -c a.cpp"}]), 100)
+            self.assertEqual(headers_the_build_proves(files, root, root), set())  # there is no object
+            write("a.o", "", 200)
+            self.assertEqual(headers_the_build_proves(files, root, root), {header})
+            self.assertEqual(headers_the_build_proves({**files, header: f'#include "{behind}"\n'}, root, root), set())
+            write(behind, files[behind], 300)
+            self.assertEqual(headers_the_build_proves(files, root, root), set())
 
     def test_memory_of_headers_knows_what_lies_behind(self):
         files = {"engine/nn/a.h": '#include "engine/nn/b.h"\n', "engine/nn/b.h": "int b;\n"}

@@ -259,6 +259,27 @@ class Plan(Case):
             if halo_elements:  # the published volume, half of it for one neighbour, without what serves nothing
                 self.assertEqual(plan["comm_per_step"]["spatial.send"]["bytes"], 4 * 64 * halo_elements)
 
+    def test_sharded_weights_of_lbann(self):
+        psi, largest = 138357544 * 4, (25088 + 1) * 4096 * 4  # fp32; VGG-16's first classifier layer
+        whole = self.plan("study/lbann_vgg16.json", "--ranks", "4")
+        plan = self.plan("study/lbann_vgg16.json", "--ranks", "4", "engine.sharded=true")
+        memory = plan["memory_predicted_bytes"]
+        for kind, bytes in {"parameters": psi // 4 + largest, "optimizer": psi // 4, "gradients": psi}.items():
+            self.assertLess(abs(memory[kind] - bytes), 0.01 * bytes, kind)
+        sent = {operation: counts["bytes"] for operation, counts in plan["comm_per_step"].items()}
+        self.assertEqual(sent["world.all_reduce"], whole["comm_per_step"]["world.all_reduce"]["bytes"])
+        # 2f of gradients, 2f of weights for each micro-batch, and the padding of one bias
+        passes = plan["comm_per_step"]["parameters.all_gather"]["calls"] // 64
+        self.assertEqual(sent["parameters.all_gather"], passes * (sent["world.all_reduce"] + 2 * 24 * 4 * 3 // 4))
+        titles = " ".join(table["title"] for table in plan["tables"])
+        for words in ("all-reduces, in the order", "shards: blocks", "parameters over one micro-batch", "beside other ways"):
+            self.assertIn(words, titles)
+        def warnings(*knobs):
+            return " ".join(self.plan("study/lbann_vgg16.json", "--ranks", "2", "engine.sharded=true", *knobs)["warnings"])
+        self.assertIn("larger micro-batches send less", warnings("training.micro_batch_size=16"))
+        self.assertIn("needs no less memory here than whole weights", warnings('training.optimizer={"name": "sgd", "lr": 0.01}'))
+        self.assertNotIn("needs", warnings())
+
     def test_list_names_the_knobs_of_inner_blocks(self):
         engines = {engine["name"]: engine for engine in json.loads(self.run_binary("list", "engines", "--json").stdout)["engines"]}
         self.assertIn("spatial.height", [knob["key"] for knob in engines["lbann"]["knobs"]])

@@ -1,5 +1,5 @@
 // LBANN beyond what all engines are held to: plain data parallelism bit for bit against DDP, bytes and memory against
-// the formulas where clipping and LAMB add to them, one rank alone.
+// the formulas where clipping and LAMB add to them, weights divided over ranks, one rank alone.
 
 #include "cli/comparison.h"
 #include "parallel/comm/self_communicator.h"
@@ -32,9 +32,17 @@ const std::vector<Overrides> kTimings = {
     {"engine.max_inflight=3", "engine.update_group_elements=1500"},
 };
 
+/// Divided weights: beside the gradients' sums also gathers come and go.
+const std::vector<Overrides> kSharded = {
+    {"engine.sharded=true"},
+    {"engine.sharded=true", "engine.max_inflight=0"},
+    {"engine.sharded=true", "engine.max_inflight=2"},
+};
+
 /// All options that a model can have.
 std::vector<Overrides> options_of(const std::string& model) {
   std::vector<Overrides> options = kTimings;
+  options.push_back(kSharded.front());
   if (model == "vgg") {
     options.push_back({"engine.fc=model"});
     options.push_back({"engine.fc=model", "engine.max_inflight=0", "engine.update_group_elements=0"});
@@ -85,7 +93,10 @@ TEST_CASE("data parallelism leaves the bits of DDP", "[engines]") {
       for (const Overrides& recipe : kRecipes) {
         const Overrides common = joined({recipe, {dtype, "training.deterministic=true"}});
         const Outcome ddp = train(model, joined({common, {"engine.name=ddp"}}));
-        for (const Overrides& knobs : kTimings) {
+        std::vector<Overrides> ways = kTimings;
+        // LAMB adds up the norm of a divided weight slice by slice.
+        if (recipe != kRecipes.back()) ways.insert(ways.end(), kSharded.begin(), kSharded.end());
+        for (const Overrides& knobs : ways) {
           const Overrides overrides = joined({common, {"engine.name=lbann"}, knobs});
           INFO(model << ": " << text_of(overrides));
           const Outcome lbann = train(model, overrides);
@@ -129,6 +140,106 @@ TEST_CASE("memory and bytes are those of the formulas", "[engines]") {
       }
     }
   }
+}
+
+TEST_CASE("of sharded weights a rank holds its share and the largest layer, and sends 4fP", "[engines]") {
+  World& world = test_world();
+  const std::int64_t ranks = world.info().size;
+  const auto sliced = [&](std::int64_t elements) { return (elements + 8 * ranks - 1) / (8 * ranks) * 8; };
+  for (const char* model : {"gpt2", "vgg"}) {
+    for (const std::int64_t micro_batches : {1, 3}) {
+      if (12 / ranks % micro_batches != 0) continue;
+      INFO(model << ", " << micro_batches << " micro-batches");
+      const std::unique_ptr<Experiment> experiment =
+          make_experiment(world, tiny_config(model),
+                          {"engine.name=lbann", "engine.sharded=true", "workload.train_samples=48",
+                           str("training.micro_batch_size=", 12 / ranks / micro_batches),
+                           R"(training.optimizer={"name": "adamw", "lr": 0.001})"});
+      experiment->engine->prepare();
+      experiment->ledger.take();
+      Observer nobody;
+      experiment->engine->run_epoch(EpochPlan(48, 12, 1, 0, true, false, 1), nobody);
+      CommCounts counted = experiment->ledger.take();
+
+      const LayerList layers = experiment->model.build(LayerFactory());
+      const ParamStore store = make_param_store(layers, 0, static_cast<int>(layers.size()));
+      std::int64_t slices = 0, all = 0, largest = 0, used = 0;
+      for (const Param& param : store.params()) {
+        slices += sliced(param.count);
+        all += param.count;
+      }
+      int registered = 0;
+      for (const auto& layer : layers) {  // a tied weight is gathered for each of its layers
+        std::int64_t whole = 0;
+        for (std::size_t i = layer->param_specs().size(); i > 0; --i) {
+          whole += ranks * sliced(store.params()[static_cast<std::size_t>(store.owner(registered++))].count);
+        }
+        largest = std::max(largest, whole);
+        used += whole;
+      }
+      const MemoryByKind& held = experiment->device->memory().current();
+      CHECK(held[MemoryKind::parameters] == (slices + largest) * 8);
+      CHECK(held[MemoryKind::gradients] == ranks * slices * 8);
+      CHECK(std::abs(static_cast<double>(held[MemoryKind::optimizer]) - static_cast<double>(2 * slices * 8)) <=
+            0.01 * static_cast<double>(2 * slices * 8));
+      const std::int64_t f_used = used / ranks * (ranks - 1);
+      CHECK(counted["parameters.all_gather"].bytes == 2 * micro_batches * f_used * 8);
+      std::int64_t sums = 0;
+      for (const Param& param : store.params()) {
+        sums += ring_bytes("all_reduce", static_cast<int>(ranks), param.count * 8);
+      }
+      CHECK(counted["world.all_reduce"].bytes == sums);
+      CHECK(std::abs(sums - 2 * all * 8 * (ranks - 1) / ranks) <= static_cast<std::int64_t>(store.params().size()));
+    }
+  }
+}
+
+TEST_CASE("sharded weights smaller than the number of ranks equal serial", "[engines]") {
+  World& world = test_world();
+  for (const Overrides& knobs : kSharded) {
+    const std::unique_ptr<Experiment> experiment =
+        make_experiment(world, tiny_config("vgg"),
+                        joined({{"engine.name=lbann", "workload.classes=2", "workload.data=synthetic"}, knobs}));
+    const Outcome outcome = train_for_comparison(*experiment, 2);
+    if (world.info().rank == 0) {
+      const Outcome reference = train_for_comparison(*make_reference_experiment(*experiment), 2);
+      CHECK(worst_of(compare(outcome, reference)).error <= 1e-11);
+    }
+    world.barrier();
+  }
+}
+
+TEST_CASE("LBANN names a rank with another plan, and both plans, before training", "[engines]") {
+  World& world = test_world();
+  const int last = world.info().size - 1;
+  if (last == 0) return;
+  for (const char* knob : {"engine.sharded=true", "engine.max_inflight=0", "training.micro_batch_size=1"}) {
+    Overrides overrides = {"engine.name=lbann"};
+    if (world.info().rank == last) overrides.push_back(knob);
+    const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config("vgg"), overrides);
+    CHECK_THROWS_WITH(experiment->engine->prepare(),
+                      ContainsSubstring("ranks have different plans: rank 0 means whole weights, ") &&
+                          ContainsSubstring(str("; rank ", last, " means ")));
+    world.barrier();
+  }
+}
+
+TEST_CASE("options that exclude each other are refused, with a way out", "[engines]") {
+  if (test_world().info().size == 1) return;
+  const auto refuse = [](const char* model, const Overrides& overrides, const char* words) {
+    INFO(text_of(overrides));
+    CHECK_THROWS_WITH(make_experiment(test_world(), tiny_config(model), joined({{"engine.name=lbann"}, overrides})),
+                      ContainsSubstring(words));
+  };
+  refuse("vgg", {"engine.sharded=true", "engine.fc=model"},
+         "/engine/sharded (command line): true: not with fc=model; take false");
+  refuse("gpt2", {"engine.sharded=true", "engine.procs_per_trainer=1"},
+         "/engine/sharded (command line): true: not with several trainers; take false");
+  refuse("gpt2", {"engine.sharded=true", "engine.update_group_elements=10"}, "slices are updated one by one");
+  refuse("vgg", {"engine.fc=model", "engine.procs_per_trainer=1"}, "model: not with several trainers; take data");
+  refuse("gpt2", {"engine.fc=model"}, "does not end with fully-connected layers; take data");
+  refuse("gpt2", {"engine.ltfb_batch_interval=7"}, "acts between several trainers: set procs_per_trainer below ");
+  refuse("gpt2", {"engine.procs_per_trainer=5"}, "5 does not divide ");
 }
 
 TEST_CASE("trainers that meet go on with the better of two models", "[engines]") {
@@ -193,8 +304,10 @@ TEST_CASE("the trainers' losses until they meet are those of models trained apar
 
 TEST_CASE("one rank has the bits of serial and communicates nothing", "[engines]") {
   World& world = test_world();
-  for (const char* model : {"gpt2", "vgg"}) {
-    const std::unique_ptr<Experiment> experiment = make_experiment(world, tiny_config(model), {"engine.name=lbann"});
+  for (const auto& [model, sharded] : {std::pair("gpt2", "false"), {"gpt2", "true"}, {"vgg", "false"}}) {
+    INFO(model << ", sharded=" << sharded);
+    const std::unique_ptr<Experiment> experiment =
+        make_experiment(world, tiny_config(model), {"engine.name=lbann", str("engine.sharded=", sharded)});
     EngineDefinition lbann = *experiment->config.engine;
     const Outcome serial = train_for_comparison(*make_reference_experiment(*experiment), 5);
     experiment->config.engine = &lbann;

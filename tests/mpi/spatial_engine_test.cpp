@@ -43,6 +43,7 @@ TEST_CASE("a model with divided images equals the serial engine", "[spatial]") {
         {uneven_micro_batch(height), "workload.train_samples=43"},  // ragged: 7 samples are left
         {"training.optimizer.clip_grad_norm=0.05", "workload.train_samples=37"},  // 1 is left
         {"training.deterministic=true", "engine.max_inflight=0", "engine.spatial.overlap=false"},
+        {"engine.sharded=true", even_micro_batch, "workload.train_samples=37"},
         {"engine.fc=model"},
         {"engine.fc=model", even_micro_batch, "workload.train_samples=43"},
         {"engine.fc=model", "workload.train_samples=37", "training.optimizer.clip_grad_norm=0.05"},
@@ -70,6 +71,7 @@ TEST_CASE("memory and bytes are the predicted ones, and activations shrink with 
   for (const int height : heights()) {
     for (const Overrides& variant : std::vector<Overrides>{{"training.micro_batch_size=1"},
                                                            {uneven_micro_batch(height)},
+                                                           {"engine.sharded=true"},
                                                            {"engine.fc=model", "training.micro_batch_size=0"}}) {
       INFO(height << " slices, " << variant.front());
       Overrides overrides = {"training.deterministic=true", "workload.train_samples=24"};

@@ -53,6 +53,7 @@ TEST_CASE("slices cover every element once, also where ranks outnumber a paramet
     for (std::int64_t alignment : {1, 2, 8}) {
       INFO(ranks << " ranks, alignment " << alignment);
       check_partition(store, ShardMap(store, one_block(store), ranks, alignment));
+      check_partition(store, ShardMap(store, tensor_blocks(store), ranks, alignment));
       check_partition(store, ShardMap(store, bucket_blocks(store, 31), ranks, alignment));
       check_partition(store,
                       ShardMap(store, layer_blocks(store, {{0}, {0}, {1, 3}, {2}, {2}, {3}}, 5), ranks, alignment));
