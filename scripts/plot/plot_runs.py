@@ -65,6 +65,11 @@ class Run:
     def peak_bytes(self, kind):
         return max(float(epoch["memory_peak_bytes"][kind]["max"]) for epoch in self.epochs)
 
+    def lags(self):
+        """By stage, how many updates old the weights of most gradients were."""
+        return [max(range(len(counts)), key=lambda lag: counts[lag])
+                for counts in (stage["updates_behind"] for stage in self.epochs[-1]["staleness"])]
+
     def predicted_bytes(self):
         return float(self.epochs[-1]["memory_predicted_bytes"]["total"])
 
@@ -121,6 +126,8 @@ def remarks(run, apart):
         found.append("synthetic data")
     if any(epoch["extrapolated"] for epoch in run.epochs):
         found.append("parts of epochs")
+    if run.epochs and run.epochs[-1].get("staleness"):
+        found.append("weights " + ", ".join(str(lag) for lag in run.lags()) + " updates behind")
     if not run.sound:
         found.append(run.record["status"] if run.record["status"] != "success" else "not sound")
     return found

@@ -224,6 +224,13 @@ class PlotDrawing(RecordsCase):
         record_samples.write_language_run(self.directory / "a", "ddp", 4, backend="cuda", ranks_per_device=4)
         self.assertEqual(self.labels()[0], ["ddp \u00d74 (4 ranks share a GPU)"])
 
+    def test_stale_weights_stand_in_the_label(self):
+        run = record_samples.write_language_run(self.directory / "a", "pipedream", 2)
+        stages = [{"stage": 0, "updates": 200, "samples_per_update": 32, "updates_behind": [1, 199], "versions": 2, "weight_drift": 0.01},
+                  {"stage": 1, "updates": 200, "samples_per_update": 32, "updates_behind": [200], "versions": 1, "weight_drift": 0.0}]
+        self.change_epoch(run, 5, staleness=stages)
+        self.assertEqual(self.labels()[0], ["pipedream \u00d72 (weights 1, 0 updates behind)"])
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
