@@ -33,16 +33,16 @@ class DivisionReader final : public LayerFactory {
   explicit DivisionReader(Spread spread) : spread_(spread) {}
 
   std::unique_ptr<Layer> linear(std::string name, const LinearOptions& options) const override {
-    note(name, options.split, options.in, options.out, options.in / options.pixels, "");
+    note(name, options.split, options.in, options.out, options.in / options.pixels, "inputs", "outputs");
     return LayerFactory::linear(std::move(name), options);
   }
   std::unique_ptr<Layer> conv2d(std::string name, const ConvOptions& options) const override {
-    note(name, options.split, options.in, options.out, options.in, "channels ");
+    note(name, options.split, options.in, options.out, options.in, "input channels", "output channels");
     return LayerFactory::conv2d(std::move(name), options);
   }
   std::unique_ptr<Layer> attention(std::string name, std::int64_t heads, std::int64_t width,
                                    double dropout) const override {
-    extents_.push_back({str(heads, " heads of ", name), heads});
+    heads_.push_back({str(heads, " heads of ", name), heads});
     return LayerFactory::attention(std::move(name), heads, width, dropout);
   }
   std::unique_ptr<Layer> embedding(std::string name, const EmbeddingOptions& options) const override {
@@ -61,31 +61,36 @@ class DivisionReader final : public LayerFactory {
   }
   bool divides_convolutions() const override { return spread_ != Spread::samples; }
 
-  /// Of the model that was built last with this reader.
   const std::vector<Divided>& layers() const { return layers_; }
-  const std::vector<Extent>& extents() const { return extents_; }
+  /// Heads first, which say more to a user than the rows that they are.
+  std::vector<Extent> extents() const {
+    std::vector<Extent> all = heads_;
+    all.insert(all.end(), extents_.begin(), extents_.end());
+    return all;
+  }
 
  private:
-  void note(const std::string& name, Split split, std::int64_t in, std::int64_t out, std::int64_t channels,
-            const char* unit) const {
-    if (split == Split::none) return;
-    const bool is_column = split == Split::column;
-    layers_.push_back({name, is_column ? Kind::column : Kind::row, is_column ? in : out});
-    extents_.push_back(
-        {is_column ? str(out, " output ", unit, "of ", name) : str(channels, " input ", unit, "of ", name),
-         is_column ? out : channels});
+  void note(const std::string& name, Split split, std::int64_t in, std::int64_t out, std::int64_t divided_in,
+            const char* inputs, const char* outputs) const {
+    if (split == Split::column) {
+      layers_.push_back({name, Kind::column, in});
+      extents_.push_back({str(out, " ", outputs, " of ", name), out});
+    } else if (split == Split::row) {
+      layers_.push_back({name, Kind::row, out});
+      extents_.push_back({str(divided_in, " ", inputs, " of ", name), divided_in});
+    }
   }
 
   Spread spread_;
   // A factory is const to its models; this one only watches them.
   mutable std::vector<Divided> layers_;
-  mutable std::vector<Extent> extents_;
+  mutable std::vector<Extent> heads_, extents_;
 };
 
 std::string obstacle(const std::vector<Extent>& extents, int parts) {
   for (const Extent& extent : extents) {
     if (extent.must_divide && extent.count % parts != 0) return str("it does not divide the ", extent.what);
-    if (extent.count < parts) return str("they are more than the ", extent.what);
+    if (extent.count < parts) return str("it is more than the ", extent.what);
   }
   return "";
 }

@@ -257,3 +257,103 @@ TEST_CASE("a divided VGG trains as the dense one: convolutions and classifier, o
     check_against_dense(group, {vgg(name), Spread::samples, 2, 12});
   }
 }
+
+TEST_CASE("a divided model validates as the dense one, and a forward pass may be repeated", "[tensor]") {
+  Group group;
+  for (const Spread spread : {Spread::none, Spread::sequence}) {
+    const ModelDescription model = gpt2(R"(, "dropout": 0.2)");
+    Batch whole(model, 0, 3, 3, 29), mine(model, 0, 3, 3, 29);
+    const TensorParallelFactory factory(group.tp, spread);
+    Replica dense(model, LayerFactory(), group, 3), divided(model, factory, group, 3);
+    dense.forward(whole, false);
+    divided.forward(mine, false);
+    CHECK(mine.metrics[0] == Approx(whole.metrics[0]).epsilon(1e-12));
+    CHECK(mine.metrics[1] == whole.metrics[1]);
+
+    Replica again(model, factory, group, 3);  // as checkpointing does it: forward, and forward once more
+    divided.forward(mine);
+    divided.backward(mine);
+    again.forward(mine);
+    again.forward(mine);
+    again.backward(mine);
+    CHECK(same_bits(again.store.grads(), divided.store.grads()));
+  }
+}
+
+TEST_CASE("all ranks have the same loss and, of whole parameters, the same gradients, bit by bit", "[tensor]") {
+  Group group;
+  for (const Spread spread : {Spread::none, Spread::sequence}) {
+    const ModelDescription model = gpt2(R"(, "dropout": 0.2)");
+    const TensorParallelFactory factory(group.tp, spread);
+    Replica divided(model, factory, group, 3);
+    Batch batch(model, 0, 3, 3, 29);
+    divided.forward(batch);
+    divided.backward(batch);
+    Values values = batch.metrics;
+    for (int index = 0; index < static_cast<int>(divided.store.params().size()); ++index) {
+      const ParamSpec& spec = divided.store.params()[static_cast<std::size_t>(index)].spec;
+      if (spec.slice.axis >= 0 || factory.is_partial(spec)) continue;
+      const Values gradient = divided.view(divided.store.grads(), index);
+      values.insert(values.end(), gradient.begin(), gradient.end());
+    }
+    CHECK((values.size() > 2) == (spread == Spread::none));
+    Values largest = values, smallest = values;
+    group.ranks.world->reduce(largest, ReduceOp::max);
+    group.ranks.world->reduce(smallest, ReduceOp::min);
+    CHECK(largest == smallest);
+  }
+}
+
+TEST_CASE("a group of one rank has the dense model, bit by bit", "[tensor]") {
+  Group group;
+  const TensorGroup alone = {.rank = 0, .size = 1, .ranks = nullptr, .stream = &group.ranks.stream};
+  for (const Spread spread : {Spread::none, Spread::sequence}) {
+    const ModelDescription model = gpt2(R"(, "dropout": 0.2)");
+    const TensorParallelFactory factory(alone, spread);
+    Replica dense(model, LayerFactory(), group, 2), one(model, factory, group, 2);
+    Batch batch(model, 0, 2, 2, 29);
+    for (Replica* replica : {&dense, &one}) {
+      replica->forward(batch);
+      replica->backward(batch);
+    }
+    CHECK(same_bits(one.store.values(), dense.store.values()));
+    CHECK(same_bits(one.store.grads(), dense.store.grads()));
+    CHECK_FALSE(factory.is_partial(one.store.params().back().spec));
+  }
+}
+
+namespace {
+
+/// What was counted, under the names of a plan.
+std::map<std::string, std::pair<std::int64_t, std::int64_t>> calls_and_bytes(const CommCounts& counts) {
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> result;
+  for (const auto& [name, count] : counts) {
+    result[name.substr(name.find('.') == std::string::npos ? 0 : name.find('.') + 1)] = {count.calls, count.bytes};
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("divided layers send exactly what the plan says", "[tensor]") {
+  Group group;
+  for (const Experiment& experiment :
+       {Experiment{gpt2(), Spread::none, 3}, Experiment{gpt2(), Spread::sequence, 3},
+        Experiment{vgg("vgg16"), Spread::none, 2, 12}, Experiment{vgg("vgg11"), Spread::none, 2, 12},
+        Experiment{vgg("vgg11"), Spread::samples, 2, 12}}) {
+    INFO(experiment.model.name << ", spread " << static_cast<int>(experiment.spread));
+    const int t = group.tp.size;
+    const bool own_samples = experiment.spread == Spread::samples;
+    const std::int64_t n = experiment.samples, all = own_samples ? n * t : n;
+    const TensorParallelFactory factory(group.tp, experiment.spread);
+    Replica divided(experiment.model, factory, group, n);
+    Batch batch(experiment.model, own_samples ? n * group.tp.rank : 0, n, all, experiment.outputs);
+    const auto planned = tensor_traffic(experiment.model, experiment.spread, t, 0,
+                                        static_cast<int>(divided.layers.size()), n, DType::fp64);
+    group.ledger.take();
+    divided.forward(batch);
+    CHECK(calls_and_bytes(group.ledger.take()) == calls_and_bytes(planned.forward));
+    divided.backward(batch);
+    CHECK(calls_and_bytes(group.ledger.take()) == calls_and_bytes(planned.backward));
+  }
+}
