@@ -27,10 +27,23 @@ struct Extent {
   bool must_divide = true;
 };
 
+/// What a model's layers say of their division, in the order of the model.
+struct Division {
+  std::vector<Divided> layers;
+  std::vector<Extent> heads, extents;
+
+  /// Heads first, which say more to a user than the rows that they are.
+  std::vector<Extent> all_extents() const {
+    std::vector<Extent> all = heads;
+    all.insert(all.end(), extents.begin(), extents.end());
+    return all;
+  }
+};
+
 /// Makes dense layers and notes what would be divided.
 class DivisionReader final : public LayerFactory {
  public:
-  explicit DivisionReader(Spread spread) : spread_(spread) {}
+  DivisionReader(Spread spread, Division& found) : spread_(spread), found_(found) {}
 
   std::unique_ptr<Layer> linear(std::string name, const LinearOptions& options) const override {
     note(name, options.split, options.in, options.out, options.in / options.pixels, "inputs", "outputs");
@@ -42,49 +55,39 @@ class DivisionReader final : public LayerFactory {
   }
   std::unique_ptr<Layer> attention(std::string name, std::int64_t heads, std::int64_t width,
                                    double dropout) const override {
-    heads_.push_back({str(heads, " heads of ", name), heads});
+    found_.heads.push_back({str(heads, " heads of ", name), heads});
     return LayerFactory::attention(std::move(name), heads, width, dropout);
   }
   std::unique_ptr<Layer> embedding(std::string name, const EmbeddingOptions& options) const override {
-    layers_.push_back({name, Kind::embedding, options.width});
-    extents_.push_back({str("vocabulary of ", options.vocabulary), options.vocabulary, false});
+    found_.layers.push_back({name, Kind::embedding, options.width});
+    found_.extents.push_back({str("vocabulary of ", options.vocabulary), options.vocabulary, false});
     return LayerFactory::embedding(std::move(name), options);
   }
   std::unique_ptr<Layer> lm_head(std::string name, std::int64_t width, std::int64_t vocabulary,
                                  std::string tied_to) const override {
-    layers_.push_back({name, Kind::column, width});
+    found_.layers.push_back({name, Kind::column, width});
     return LayerFactory::lm_head(std::move(name), width, vocabulary, std::move(tied_to));
   }
   std::unique_ptr<Layer> lm_loss(std::string name, std::int64_t vocabulary, std::int64_t classes) const override {
-    layers_.push_back({name, Kind::loss, 4});
+    found_.layers.push_back({name, Kind::loss, 4});
     return LayerFactory::lm_loss(std::move(name), vocabulary, classes);
   }
   bool divides_convolutions() const override { return spread_ != Spread::samples; }
-
-  const std::vector<Divided>& layers() const { return layers_; }
-  /// Heads first, which say more to a user than the rows that they are.
-  std::vector<Extent> extents() const {
-    std::vector<Extent> all = heads_;
-    all.insert(all.end(), extents_.begin(), extents_.end());
-    return all;
-  }
 
  private:
   void note(const std::string& name, Split split, std::int64_t in, std::int64_t out, std::int64_t divided_in,
             const char* inputs, const char* outputs) const {
     if (split == Split::column) {
-      layers_.push_back({name, Kind::column, in});
-      extents_.push_back({str(out, " ", outputs, " of ", name), out});
+      found_.layers.push_back({name, Kind::column, in});
+      found_.extents.push_back({str(out, " ", outputs, " of ", name), out});
     } else if (split == Split::row) {
-      layers_.push_back({name, Kind::row, out});
-      extents_.push_back({str(divided_in, " ", inputs, " of ", name), divided_in});
+      found_.layers.push_back({name, Kind::row, out});
+      found_.extents.push_back({str(divided_in, " ", inputs, " of ", name), divided_in});
     }
   }
 
   Spread spread_;
-  // A factory is const to its models; this one only watches them.
-  mutable std::vector<Divided> layers_;
-  mutable std::vector<Extent> heads_, extents_;
+  Division& found_;
 };
 
 std::string obstacle(const std::vector<Extent>& extents, int parts) {
@@ -135,13 +138,13 @@ void add_traffic(TensorTraffic& traffic, const Divided& layer, Spread spread, in
 
 std::string obstacle_to_tensor_parallel(const ModelDescription& model, Spread spread, int parts) {
   if (parts == 1) return "";
-  DivisionReader reader(spread);
-  const LayerList layers = model.build(reader);
+  Division division;
+  model.build(DivisionReader(spread, division));
   const bool is_text = model.sample_input.dtype == DType::int32;
   if (spread == Spread::sequence && !is_text) return str(model.name, " has no sequences");
   if (spread == Spread::samples && is_text) return str(model.name, " has no convolutions");
-  if (reader.layers().empty()) return str(model.name, " has no pair of layers to divide; nearest: 1");
-  std::vector<Extent> extents = reader.extents();
+  if (division.layers.empty()) return str(model.name, " has no pair of layers to divide; nearest: 1");
+  std::vector<Extent> extents = division.all_extents();
   if (spread == Spread::sequence) {
     const std::int64_t length = model.sample_input.shape[0];
     extents.push_back({str(length, " tokens of a sequence"), length});
@@ -160,8 +163,8 @@ TensorTraffic tensor_traffic(const ModelDescription& model, Spread spread, int p
                              std::int64_t samples, DType dtype) {
   TensorTraffic traffic;
   if (parts == 1) return traffic;
-  DivisionReader reader(spread);
-  const LayerList layers = model.build(reader);
+  Division division;
+  const LayerList layers = model.build(DivisionReader(spread, division));
   const std::vector<Shape> shapes =
       layer_input_shapes(layers, model.sample_input, spread == Spread::samples ? parts * samples : samples);
   int index = 0;
@@ -169,7 +172,7 @@ TensorTraffic tensor_traffic(const ModelDescription& model, Spread spread, int p
     const std::string& name = layers[static_cast<std::size_t>(index)]->name();
     return divided.name == name || divided.name.starts_with(name + ".");
   };
-  for (const Divided& divided : reader.layers()) {
+  for (const Divided& divided : division.layers) {
     while (!belongs(divided)) ++index;  // in the order of the model
     if (index < first || index >= last) continue;
     const Shape& x = shapes[static_cast<std::size_t>(index)];

@@ -105,7 +105,12 @@ struct Replica {
         store(make_param_store(layers, 0, static_cast<int>(layers.size()))),
         stage(layers, 0, static_cast<int>(layers.size()), model.sample_input, samples, DType::fp64, *group.backend) {
     store.allocate(*group.ranks.device, DType::fp64);
-    store.initialise(*group.ranks.device, 17);
+    for (int index = 0; index < static_cast<int>(store.params().size()); ++index) {
+      const Param& param = store.params()[static_cast<std::size_t>(index)];
+      ParamSpec spec = param.spec;
+      if (spec.init.scale == 0.0) spec.init = {InitRule::Kind::uniform, 0.5};  // biases and norms show where they enter
+      fill_initial_values(store.view(store.values(), index), spec, param.id, 17);
+    }
     stage.allocate(*group.ranks.device);
     slot = stage.make_slot(*group.ranks.device);
     touched.assign(store.params().size(), 0);

@@ -96,3 +96,27 @@ TEST_CASE("VGG-16 in pairs adds up 6.5 million elements of a sample forward and 
   CHECK(bytes_of(classifier.forward) == 4 * std::int64_t{8} * (25088 + 4096));
   CHECK(bytes_of(classifier.backward) == 4 * std::int64_t{8} * (2 * 25088 + 4096));
 }
+
+TEST_CASE("a rank keeps its share of parameters and activations, known without any other rank") {
+  const ModelDescription model =
+      model_of(R"("model": "gpt2-medium", "sequence_length": 1024, "make_vocab_size_divisible_by": 64)", 50257);
+  constexpr std::int64_t kWidth = 1024, kLayers = 24, kTokens = 1024, kHeads = 16, kRows = 50304, kSize = 2;  // bf16
+  for (const int t : {1, 2, 4, 8}) {
+    for (const Spread spread : {Spread::none, Spread::sequence}) {
+      INFO(t << " ranks, spread " << static_cast<int>(spread));
+      const TensorGroup group = {.rank = t - 1, .size = t};
+      const LayerList layers = model.build(TensorParallelFactory(group, spread));
+      const std::vector<LayerInfo> infos = describe_layers(layers, model.sample_input, DType::bf16);
+      std::int64_t parameters = 0;
+      for (const LayerInfo& info : infos) parameters += info.parameters;
+      const std::int64_t matrices = kRows * kWidth + kLayers * (12 * kWidth * kWidth + 7 * kWidth);
+      CHECK(parameters == matrices / t + 6 * kWidth * kLayers + kTokens * kWidth + 2 * kWidth);
+      // Of a block: two norms, residual sum and output, of all tokens or some; 12 widths and the attention's statistics
+      // divided; four statistics of each token. There are no masks to keep.
+      const std::int64_t tokens = spread == Spread::none ? kTokens : kTokens / t;
+      CHECK(infos[1].saved_bytes == 4 * tokens * kWidth * kSize + 12 * kTokens * kWidth * kSize / t + 4 * tokens * 4 +
+                                        kTokens * kHeads / t * 4);
+      CHECK(infos[1].output == Shape{1, tokens, kWidth});
+    }
+  }
+}
