@@ -1,9 +1,9 @@
 #pragma once
 // The ranks among which layers are divided (tensor parallelism), and how whole tensors turn into parts and back.
 //
-// A tensor [outer, axis, inner] is divided along its axis: part r is [outer, axis / t, inner]. Four movements serve
+// A tensor [outer, axis, inner] is divided along its axis: part r is [outer, axis / t, inner]. Three movements serve
 // both directions of every layer; each pair below is an operator and its conjugate, the backward pass of the one being
-// the other. All of them do nothing when t = 1.
+// the other. None of them runs when t = 1: layers are the dense ones then.
 //
 //   operator                          forward          backward         stands
 //   f                                 as it is         all_reduce       in front of a column layer

@@ -201,7 +201,7 @@ namespace {
 struct LossShards {
   LossShards(DType dtype, const Loss& whole) : stats(DType::fp32, {3, whole.of.rows, 4}) {
     const std::int64_t classes = whole.of.classes, cut = std::max<std::int64_t>(classes / 3 / 8 * 8, 1);
-    const std::int64_t ends[] = {cut, std::min(2 * cut + 5, classes), whole.of.width};
+    const std::int64_t ends[] = {cut, std::min(2 * cut + 8, classes), whole.of.width};
     const Values values = whole.logits.values();
     std::int64_t first = 0;
     for (const std::int64_t end : ends) {
