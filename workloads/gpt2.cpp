@@ -104,7 +104,7 @@ LayerList build_gpt2(const Gpt2Options& options, std::int64_t vocabulary, const 
   }
   layers.push_back(factory.layernorm("ln_f", options.width));
   layers.push_back(factory.lm_head("lm_head", options.width, rows, "wte.weight"));
-  layers.push_back(factory.loss("loss", vocabulary));
+  layers.push_back(factory.lm_loss("loss", rows, vocabulary));
   return layers;
 }
 

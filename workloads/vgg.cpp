@@ -107,7 +107,28 @@ InitRule classifier_init(const VggOptions& options, std::int64_t inputs) {
   return {InitRule::Kind::uniform, 1.0 / std::sqrt(static_cast<double>(inputs))};
 }
 
-void add_features(LayerList& layers, const VggOptions& options, const LayerFactory& factory) {
+/// Layers with weights come in pairs, a column layer and the row layer that takes its outputs, from the first layer
+/// that may be divided on. A last one without a partner stays whole.
+class Pairs {
+ public:
+  Pairs(const VggOptions& options, const LayerFactory& factory) {
+    const std::vector<std::int64_t> plan = options.plan();
+    const auto convolutions = std::count_if(plan.begin(), plan.end(), [](std::int64_t out) { return out != kPool; });
+    first_ = factory.divides_convolutions() ? 0 : convolutions;
+    layers_ = convolutions + (options.classifier_width == 0 ? 1 : 3);
+  }
+  /// Of the layer that comes next.
+  Split next() {
+    const std::int64_t layer = next_++ - first_;
+    if (layer < 0 || (layer % 2 == 0 && layer + 1 == layers_ - first_)) return Split::none;
+    return layer % 2 == 0 ? Split::column : Split::row;
+  }
+
+ private:
+  std::int64_t first_ = 0, layers_ = 0, next_ = 0;
+};
+
+void add_features(LayerList& layers, const VggOptions& options, Pairs& pairs, const LayerFactory& factory) {
   std::int64_t channels = 3;
   int place = 0;  // torchvision counts a convolution, its ReLU and a pool as one place each
   for (std::int64_t out : options.plan()) {
@@ -122,6 +143,7 @@ void add_features(LayerList& layers, const VggOptions& options, const LayerFacto
     conv.out = out;
     conv.geometry = {.kernel = 3, .stride = 1, .padding = 1};
     conv.activation = Activation::relu;
+    conv.split = pairs.next();
     conv.weight_init = {InitRule::Kind::normal, std::sqrt(2.0 / static_cast<double>(out * 3 * 3))};
     layers.push_back(factory.conv2d(name, conv));
     channels = out;
@@ -129,7 +151,8 @@ void add_features(LayerList& layers, const VggOptions& options, const LayerFacto
   }
 }
 
-void add_classifier(LayerList& layers, const VggOptions& options, std::int64_t classes, const LayerFactory& factory) {
+void add_classifier(LayerList& layers, const VggOptions& options, std::int64_t classes, Pairs& pairs,
+                    const LayerFactory& factory) {
   const std::vector<std::int64_t> extents = classifier_extents(options, classes);
   int place = 0;  // torchvision counts a linear layer, its ReLU and its dropout as one place each
   for (std::size_t i = 0; i + 1 < extents.size(); ++i) {
@@ -138,19 +161,22 @@ void add_classifier(LayerList& layers, const VggOptions& options, std::int64_t c
     linear.in = extents[i];
     linear.out = extents[i + 1];
     linear.activation = hidden ? Activation::relu : Activation::none;
+    linear.split = pairs.next();
+    if (i == 0) linear.pixels = options.pooled_map() * options.pooled_map();
     linear.weight_init = classifier_init(options, extents[i]);
     layers.push_back(factory.linear(str("classifier.", place), linear));
-    if (hidden) layers.push_back(factory.dropout(str("classifier.", place + 2), options.dropout));
+    if (hidden) layers.push_back(factory.dropout(str("classifier.", place + 2), options.dropout, linear.split));
     place += 3;
   }
 }
 
 LayerList build_vgg(const VggOptions& options, std::int64_t classes, const LayerFactory& factory) {
   LayerList layers;
-  add_features(layers, options, factory);
+  Pairs pairs(options, factory);
+  add_features(layers, options, pairs, factory);
   if (options.map() != options.pooled_map()) layers.push_back(factory.adaptive_avg_pool("avgpool", kFullMap, kFullMap));
   layers.push_back(factory.flatten("flatten"));
-  add_classifier(layers, options, classes, factory);
+  add_classifier(layers, options, classes, pairs, factory);
   layers.push_back(factory.loss("loss", classes));
   return layers;
 }

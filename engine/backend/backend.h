@@ -122,6 +122,15 @@ class Backend {
   /// logits.
   virtual void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
                              std::int64_t classes, double scale) = 0;
+  /// Where classes are divided over ranks: these logits are those of classes [first_class, first_class + classes).
+  /// stats [M, 4] = {largest logit, or minus infinity when there is none; sum of exp(logit - largest); the target's
+  /// logit, or minus infinity when another shard has it; the class of the first largest}. Wide, as losses are.
+  virtual void cross_entropy_shard(Tensor stats, Tensor logits, Tensor targets, std::int64_t first_class,
+                                   std::int64_t classes) = 0;
+  /// Then, from the stats [S, M, 4] of all shards in the order of their classes: losses and marks as cross_entropy
+  /// gives them, the same bits for every shard, and this shard's dlogits. A target that no shard has: infinite loss.
+  virtual void cross_entropy_join(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
+                                  Tensor stats, std::int64_t first_class, std::int64_t classes, double scale) = 0;
 
   // --- flat ranges
   virtual void fill(Tensor x, double value) = 0;

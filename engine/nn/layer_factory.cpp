@@ -24,7 +24,7 @@ std::unique_ptr<Layer> LayerFactory::adaptive_avg_pool(std::string name, std::in
 std::unique_ptr<Layer> LayerFactory::flatten(std::string name) const {
   return std::make_unique<Flatten>(std::move(name));
 }
-std::unique_ptr<Layer> LayerFactory::dropout(std::string name, double rate) const {
+std::unique_ptr<Layer> LayerFactory::dropout(std::string name, double rate, Split) const {
   return std::make_unique<Dropout>(std::move(name), rate);
 }
 std::unique_ptr<Layer> LayerFactory::layernorm(std::string name, std::int64_t width) const {
@@ -44,6 +44,9 @@ std::unique_ptr<Layer> LayerFactory::lm_head(std::string name, std::int64_t widt
 }
 std::unique_ptr<Layer> LayerFactory::loss(std::string name, std::int64_t classes) const {
   return std::make_unique<SoftmaxCrossEntropy>(std::move(name), classes);
+}
+std::unique_ptr<Layer> LayerFactory::lm_loss(std::string name, std::int64_t, std::int64_t classes) const {
+  return loss(std::move(name), classes);
 }
 
 }  // namespace pdl

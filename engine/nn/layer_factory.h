@@ -10,8 +10,8 @@
 
 namespace pdl {
 
-/// Which way a linear layer may be divided: `column` divides its outputs, `row` its inputs (the output of a column
-/// layer).
+/// Which way a layer with weights may be divided: `column` divides its outputs, `row` its inputs, which are the divided
+/// outputs of a column layer.
 enum class Split { none, column, row };
 
 struct LinearOptions {
@@ -19,6 +19,8 @@ struct LinearOptions {
   bool bias = true;
   Activation activation = Activation::none;
   Split split = Split::none;
+  /// Inputs lie as [pixels, in / pixels]: a flattened map of channels. A row layer may get some channels of each pixel.
+  std::int64_t pixels = 1;
   InitRule weight_init = {}, bias_init = {};
 };
 
@@ -26,6 +28,7 @@ struct ConvOptions {
   std::int64_t in = 0, out = 0;
   Conv2dGeometry geometry = {};
   Activation activation = Activation::relu;
+  Split split = Split::none;
   InitRule weight_init = {}, bias_init = {};
 };
 
@@ -33,6 +36,11 @@ struct EmbeddingOptions {
   std::int64_t vocabulary = 0, positions = 0, width = 0;
   double dropout = 0.0;
   double init_stddev = 0.02;
+};
+
+/// Part `index` of `parts` equal parts of each sequence.
+struct SequencePart {
+  int index = 0, parts = 1;
 };
 
 class LayerFactory {
@@ -46,7 +54,8 @@ class LayerFactory {
   virtual std::unique_ptr<Layer> adaptive_avg_pool(std::string name, std::int64_t height, std::int64_t width) const;
   /// [N, ...] to [N, rest].
   virtual std::unique_ptr<Layer> flatten(std::string name) const;
-  virtual std::unique_ptr<Layer> dropout(std::string name, double rate) const;
+  /// `below`: how the layer may be divided whose outputs it drops from.
+  virtual std::unique_ptr<Layer> dropout(std::string name, double rate, Split below) const;
   virtual std::unique_ptr<Layer> layernorm(std::string name, std::int64_t width) const;
   /// Causal attention of `heads` heads over qkv [B, T, A, 3, D] packed per head; output [B, T, C]. Heads may be
   /// divided.
@@ -60,6 +69,13 @@ class LayerFactory {
   /// Softmax cross-entropy over the first `classes` logits against the micro-batch's targets, summed times
   /// gradient_scale.
   virtual std::unique_ptr<Layer> loss(std::string name, std::int64_t classes) const;
+  /// The same behind an lm_head of `vocabulary` rows.
+  virtual std::unique_ptr<Layer> lm_loss(std::string name, std::int64_t vocabulary, std::int64_t classes) const;
+  /// What a rank sees of each sequence between embedding and head, where tokens go their own ways: norms, dropouts and
+  /// residual sums.
+  virtual SequencePart sequence_part() const { return {}; }
+  /// False: pairs of column and row layers begin behind the convolutions.
+  virtual bool divides_convolutions() const { return true; }
 };
 
 }  // namespace pdl

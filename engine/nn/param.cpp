@@ -1,5 +1,6 @@
 #include "engine/nn/param.h"
 
+#include <cstring>
 #include <map>
 
 #include "engine/base/random.h"
@@ -32,7 +33,7 @@ struct SliceRuns {
     std::int64_t inner = 1;
     for (int axis = spec.slice.axis + 1; axis < spec.global_shape.rank(); ++axis) inner *= spec.global_shape[axis];
     run = spec.slice.count * inner;
-    pitch = spec.global_shape[spec.slice.axis] * inner;
+    pitch = spec.global_shape[spec.slice.axis] / spec.slice.groups * inner;
     first = spec.slice.begin * inner;
   }
   /// The global element that held element `i` is.
@@ -56,6 +57,18 @@ void fill_initial_values(Tensor values, const ParamSpec& spec, int id, std::uint
   const RandomStream stream(seed, RandomUse::init, static_cast<std::uint64_t>(id));
   if (values.dtype() == DType::fp64) return fill(values.data<double>(), spec, stream);
   fill(values.data<float>(), spec, stream);
+}
+
+void place_slice(const Tensor& whole, const Tensor& slice, const ParamSpec& spec) {
+  PDL_CHECK(whole.elements() == spec.global_shape.elements() && slice.elements() == spec.shape().elements() &&
+                whole.dtype() == slice.dtype(),
+            spec.name, ": ", slice.shape().to_string(), " of ", whole.shape().to_string());
+  const SliceRuns runs(spec);
+  const std::int64_t size = size_of(whole.dtype());
+  for (std::int64_t i = 0; i < slice.elements(); i += runs.run) {
+    std::memcpy(static_cast<char*>(whole.raw()) + runs.global(i) * size, static_cast<char*>(slice.raw()) + i * size,
+                static_cast<std::size_t>(runs.run * size));
+  }
 }
 
 ParamStore::ParamStore(std::vector<ParamSpec> specs, std::vector<int> layers, std::vector<int> ids) {

@@ -22,10 +22,12 @@ struct InitRule {
   double scale = 0.0;  ///< standard deviation, or half-width of the uniform interval
 };
 
-/// What a rank holds of a parameter: entries [begin, begin + count) along `axis`; axis -1 means all of it.
+/// What a rank holds of a parameter: entries [begin, begin + count) along `axis`; axis -1 means all of it. With several
+/// groups the axis is so many equal stretches, and these entries of each of them are held.
 struct ParamSlice {
   int axis = -1;
   std::int64_t begin = 0, count = 0;
+  std::int64_t groups = 1;
 };
 
 struct ParamSpec {
@@ -39,7 +41,7 @@ struct ParamSpec {
   /// Shape of what is held here.
   Shape shape() const {
     Shape held = global_shape;
-    if (slice.axis >= 0) held[slice.axis] = slice.count;
+    if (slice.axis >= 0) held[slice.axis] = slice.count * slice.groups;
     return held;
   }
 };
@@ -115,5 +117,8 @@ class ParamStore {
 
 /// Fills `values` (host memory, fp32 or fp64, the slice's elements in order) by the rule of the spec.
 void fill_initial_values(Tensor values, const ParamSpec& spec, int id, std::uint64_t seed);
+
+/// Puts the elements of a slice where they stand in the whole parameter; both in host memory, of one type.
+void place_slice(const Tensor& whole, const Tensor& slice, const ParamSpec& spec);
 
 }  // namespace pdl

@@ -274,10 +274,10 @@ std::unique_ptr<Layer> NeuronParallelFactory::linear(std::string name, const Lin
   return std::make_unique<NeuronParallelLinear>(*place, options, group_, device_);
 }
 
-std::unique_ptr<Layer> NeuronParallelFactory::dropout(std::string name, double rate) const {
+std::unique_ptr<Layer> NeuronParallelFactory::dropout(std::string name, double rate, Split below) const {
   const auto place = std::find_if(dropouts_.begin(), dropouts_.end(),
                                   [&](const Divided& candidate) { return candidate.name == name; });
-  if (place == dropouts_.end() || group_.size() == 1) return LayerFactory::dropout(std::move(name), rate);
+  if (place == dropouts_.end() || group_.size() == 1) return LayerFactory::dropout(std::move(name), rate, below);
   return std::make_unique<NeuronParallelDropout>(std::move(name), rate, place->width, group_);
 }
 

@@ -41,7 +41,7 @@ class NeuronParallelFactory final : public LayerFactory {
   NeuronParallelFactory(const ModelDescription& model, Communicator& group, Device& device);
 
   std::unique_ptr<Layer> linear(std::string name, const LinearOptions& options) const override;
-  std::unique_ptr<Layer> dropout(std::string name, double rate) const override;
+  std::unique_ptr<Layer> dropout(std::string name, double rate, Split below) const override;
 
   /// The layers that are divided, in order; empty when the model ends otherwise.
   const std::vector<FullyConnected>& layers() const { return layers_; }

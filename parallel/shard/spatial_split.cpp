@@ -45,8 +45,8 @@ class SpatialSplit::Factory final : public LayerFactory {
   std::unique_ptr<Layer> linear(std::string name, const LinearOptions& options) const override {
     return placed(others_.linear(std::move(name), options));
   }
-  std::unique_ptr<Layer> dropout(std::string name, double rate) const override {
-    return placed(others_.dropout(std::move(name), rate));
+  std::unique_ptr<Layer> dropout(std::string name, double rate, Split below) const override {
+    return placed(others_.dropout(std::move(name), rate, below));
   }
   std::unique_ptr<Layer> layernorm(std::string name, std::int64_t width) const override {
     return placed(others_.layernorm(std::move(name), width));

@@ -194,3 +194,71 @@ TEST_CASE("cuda: cross entropy refuses tensors that do not fit each other") {
   CHECK_THROWS_AS(run(Twin(), loss, loss.logits, loss.targets, 0), Error);
   gpu()->wait();
 }
+
+namespace {
+
+// The rows of a Loss from three shards of its classes, the last of which has the padding; one may have no class at all.
+struct LossShards {
+  LossShards(DType dtype, const Loss& whole) : stats(DType::fp32, {3, whole.of.rows, 4}) {
+    const std::int64_t classes = whole.of.classes, cut = std::max<std::int64_t>(classes / 3 / 8 * 8, 1);
+    const std::int64_t ends[] = {cut, std::min(2 * cut + 8, classes), whole.of.width};
+    const Values values = whole.logits.values();
+    std::int64_t first = 0;
+    for (const std::int64_t end : ends) {
+      Values own;
+      for (std::int64_t row = 0; row < whole.of.rows; ++row) {
+        const auto start = values.begin() + row * whole.of.width;
+        own.insert(own.end(), start + first, start + end);
+      }
+      parts.push_back({first, std::min(end, classes) - std::min(first, classes),
+                       Twin(dtype, {whole.of.rows, end - first}, own), Twin(dtype, {whole.of.rows, end - first})});
+      first = end;
+    }
+  }
+  struct Part {
+    std::int64_t first, classes;
+    Twin logits, dlogits;
+  };
+  std::vector<Part> parts;
+  Twin stats;
+};
+
+}  // namespace
+
+TEST_CASE("cuda: shards of the classes, and what they make of each other's stats") {
+  if (gpu() == nullptr) return;
+  constexpr Tolerance kSums = {1e-5, 1e-5, 1e-5, 1e-5};
+  for (const DType dtype : kComputeTypes) {
+    for (const Case& of : {Case{9, 30, 30}, Case{7, 33, 30}, Case{6, 1057, 1057}, Case{8, 50304, 50257},
+                           Case{130, 512, 500}, Case{40, 8, 6}}) {
+      INFO(text(dtype, of));
+      Loss loss(dtype, of);
+      LossShards shards(dtype, loss);
+      agree(dtype,
+            {{shards.stats, "stats", kLoss}, {shards.stats, "sums", kSums, [](std::int64_t i) { return i % 4 == 1; }}},
+            [&](const Side& on) {
+              for (std::int64_t s = 0; s < 3; ++s) {
+                const LossShards::Part& part = shards.parts[static_cast<std::size_t>(s)];
+                on->cross_entropy_shard(shards.stats[on].rows(s, 1), part.logits[on], loss.targets[on], part.first,
+                                        part.classes);
+              }
+            });
+      for (LossShards::Part& part : shards.parts) {
+        if (part.logits.shape()[1] == 0) continue;
+        INFO("classes from " << part.first);
+        agree(dtype,
+              {{loss.row_loss, "loss", kLoss},
+               {loss.row_correct, "correct", kExact},
+               {part.dlogits, "dlogits", kRounded}},
+              [&](const Side& on) {
+                on->cross_entropy_join(part.dlogits[on], loss.row_loss[on], loss.row_correct[on], part.logits[on],
+                                       loss.targets[on], shards.stats[on], part.first, part.classes, kScale);
+              });
+        agree(dtype, {{loss.row_loss, "loss alone", kLoss}}, [&](const Side& on) {
+          on->cross_entropy_join(Tensor(), loss.row_loss[on], loss.row_correct[on], part.logits[on], loss.targets[on],
+                                 shards.stats[on], part.first, part.classes, kScale);
+        });
+      }
+    }
+  }
+}

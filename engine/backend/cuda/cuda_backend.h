@@ -90,6 +90,10 @@ class CudaBackend final : public Backend {
   // loss.cu
   void cross_entropy(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
                      std::int64_t classes, double scale) override;
+  void cross_entropy_shard(Tensor stats, Tensor logits, Tensor targets, std::int64_t first_class,
+                           std::int64_t classes) override;
+  void cross_entropy_join(Tensor dlogits, Tensor row_loss, Tensor row_correct, Tensor logits, Tensor targets,
+                          Tensor stats, std::int64_t first_class, std::int64_t classes, double scale) override;
 
   // range.cu
   void fill(Tensor x, double value) override;

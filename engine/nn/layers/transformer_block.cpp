@@ -49,10 +49,11 @@ struct TransformerBlock::Saved {
   std::span<const Tensor> of_attention, of_fc1;
 };
 
-/// Gradients of the backward pass. What is recomputed is the input of a linear layer and lies where that layer's input
-/// gradient comes to lie: the layer is done with the one when it writes the other.
+/// Gradients of the backward pass, and what is recomputed. That is inputs of linear layers. A norm lies where a
+/// gradient is used up, away from the input gradient of its column layer; the hidden state where the input gradient of
+/// its row layer comes to lie, which is written when the layer is done with its input.
 struct TransformerBlock::Scratch {
-  Tensor d_branch;    // [B, T, C], behind a dropout
+  Tensor d_branch;    // [B, T, C], behind a dropout; then a recomputed norm
   Tensor d_norm;      // [B, T, C], before a norm
   Tensor d_hidden;    // [B, T, 4C]
   Tensor d_attended;  // [B, T, C], over d_hidden once that is used up
@@ -61,7 +62,7 @@ struct TransformerBlock::Scratch {
 
 TransformerBlock::TransformerBlock(std::string name, const TransformerBlockOptions& options,
                                    const LayerFactory& factory)
-    : name_(std::move(name)), options_(options) {
+    : name_(std::move(name)), options_(options), sequence_(factory.sequence_part()) {
   const std::int64_t width = options.width;
   const InitRule inner = {InitRule::Kind::normal, 0.02};
   // GPT-2 shrinks what is added to the residual stream by the number of additions: two in each layer.
@@ -131,8 +132,8 @@ TransformerBlock::Saved TransformerBlock::name_saved(const LayerIo& io) const {
   const Scratch scratch = name_scratch(io);
   const std::size_t attention = children_[kAttention]->saved_specs(s[4].shape(), s[4].dtype()).size();
   std::size_t next = 7;
-  const Tensor ln1 = recomputes_norms() ? scratch.d_norm : s[next++];
-  const Tensor ln2 = recomputes_norms() ? scratch.d_norm : s[next++];
+  const Tensor ln1 = recomputes_norms() ? scratch.d_branch : s[next++];
+  const Tensor ln2 = recomputes_norms() ? scratch.d_branch : s[next++];
   const Tensor hidden = recomputes_gelu() ? scratch.d_hidden : s[next++];
   return {.mean1 = s[0],
           .rstd1 = s[1],
@@ -205,9 +206,18 @@ LayerIo TransformerBlock::child_io(const LayerIo& io, Child child, const Tensor&
   return inner;
 }
 
+DropoutKey TransformerBlock::residual_key(const LayerIo& io, int place) const {
+  DropoutKey key = io.dropout_key(options_.dropout, place);
+  if (sequence_.parts == 1) return key;
+  key.local_width = io.x.shape().elements_per_sample();
+  key.full_width = sequence_.parts * key.local_width;
+  key.first_column = sequence_.index * key.local_width;
+  return key;
+}
+
 void TransformerBlock::add_branch(const LayerIo& io, Child child, const Tensor& x, const Tensor& residual,
                                   const Tensor& y, int place) const {
-  const DropoutKey key = io.dropout_key(options_.dropout, place);
+  const DropoutKey key = residual_key(io, place);
   LayerIo branch = child_io(io, child, x, y, {});
   const bool at_once = key.rate == 0.0 && children_[child]->adds_residual();
   if (at_once) branch.residual = residual;
@@ -244,7 +254,7 @@ void TransformerBlock::backward(const LayerIo& io) const {
   Backend& backend = io.backend;
   // Without dropout the branch's gradient is dy itself: a linear layer without activation leaves it intact.
   const auto through_dropout = [&, branch = d_branch](const Tensor& dy, int place) {
-    const DropoutKey key = io.dropout_key(options_.dropout, place);
+    const DropoutKey key = residual_key(io, place);
     if (key.rate == 0.0) return dy;
     backend.dropout(branch, dy, key);
     return branch;

@@ -58,11 +58,14 @@ class TransformerBlock final : public Layer {
   /// y = residual + dropout(child(x)); `place` is the dropout's.
   void add_branch(const LayerIo& io, Child child, const Tensor& x, const Tensor& residual, const Tensor& y,
                   int place) const;
+  /// The residual's dropout number `place`: its masks are those of whole sequences.
+  DropoutKey residual_key(const LayerIo& io, int place) const;
   void run_backward(const LayerIo& io, LayerIo child, Child which, const Tensor& dx, const Tensor& dy) const;
   std::int64_t scratch_bytes(const Shapes& s, DType dtype) const;
 
   std::string name_;
   TransformerBlockOptions options_;
+  SequencePart sequence_;
   std::array<std::unique_ptr<Layer>, kChildren> children_;
   std::array<int, kChildren> first_param_{};  ///< of each child, in this block's list
   std::array<int, kChildren> param_count_{};  ///< likewise

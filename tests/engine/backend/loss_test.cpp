@@ -249,3 +249,97 @@ TEST_CASE("cross entropy refuses impossible targets and shapes") {
       cpu.backend->cross_entropy(Tensor(), given.loss, given.correct, given.logits, given.loss, given.classes, 1.0),
       Error);
 }
+
+namespace {
+
+// The same rows from shards of the classes that end at `ends`, the last of which has all rest of the width.
+struct Shards {
+  Shards(const Loss& whole, const std::vector<std::int64_t>& ends, std::int64_t padding) {
+    std::int64_t first = 0;
+    for (const std::int64_t end : ends) {
+      const std::int64_t width = end - first + (end == ends.back() ? padding : 0);
+      OwnedTensor logits(whole.logits.tensor().dtype(), {whole.rows, width});
+      for (std::int64_t i = 0; i < logits.elements(); ++i) {
+        const std::int64_t row = i / width, column = i % width;
+        // Padding would be the largest of all.
+        logits.put(i, column < end - first ? whole.logits.get(row * whole.classes + first + column) : 1000.0);
+      }
+      parts.push_back({first, end - first, std::move(logits)});
+      first = end;
+    }
+  }
+  struct Part {
+    std::int64_t first, classes;
+    OwnedTensor logits;
+  };
+  std::vector<Part> parts;
+};
+
+}  // namespace
+
+TEST_CASE("shards of the classes give the loss, the marks and the gradient of the whole") {
+  const CpuUnderTest cpu;
+  for (const DType dtype : {DType::fp64, DType::fp32}) {
+    const double tolerance = dtype == DType::fp64 ? 1e-13 : 2e-6;
+    for (const std::vector<std::int64_t>& ends :
+         {std::vector<std::int64_t>{37}, {20, 37}, {13, 25, 37}, {1, 2, 36, 37}, {20, 37, 37}}) {
+      for (const std::int64_t padding : {0, 3}) {
+        CAPTURE(name_of(dtype), ends.size(), ends.front(), padding);
+        Loss whole(dtype, 12, 37);
+        whole.targets.put(3, -1.0);
+        for (std::int64_t row = 4; row < 8; ++row) {  // targets that are the largest; every other one not the first
+          const auto target = static_cast<std::int64_t>(whole.targets.get(row));
+          whole.logits.put(row * 37 + target, 5.0);
+          if (row % 2 == 0 && target > 0) whole.logits.put(row * 37 + target - 1, 5.0);
+        }
+        const Shards shards(whole, ends, padding);
+        whole.run(*cpu.backend, 0.25);
+        const auto count = static_cast<std::int64_t>(ends.size());
+        OwnedTensor stats(dtype, {count, 12, 4});
+        for (std::int64_t s = 0; s < count; ++s) {
+          const Shards::Part& part = shards.parts[static_cast<std::size_t>(s)];
+          cpu.backend->cross_entropy_shard(stats.tensor().rows(s, 1), part.logits, whole.targets, part.first,
+                                           part.classes);
+        }
+        for (const Shards::Part& part : shards.parts) {
+          OwnedTensor loss(dtype, {12}), correct(dtype, {12});
+          cpu.backend->cross_entropy_join(part.logits, loss, correct, part.logits, whole.targets, stats, part.first,
+                                          part.classes, 0.25);
+          CHECK(worst_error(loss.values(), whole.loss.values()) < tolerance);
+          CHECK((correct.values() == whole.correct.values()));
+          Values expected;
+          for (std::int64_t row = 0; row < 12; ++row) {
+            for (std::int64_t v = 0; v < part.logits.tensor().shape()[1]; ++v) {
+              expected.push_back(v < part.classes ? whole.dlogits.get(row * 37 + part.first + v) : 0.0);
+            }
+          }
+          CHECK(worst_error(part.logits.values(), expected) < tolerance);
+          CHECK((part.logits.guards_intact() && loss.guards_intact() && correct.guards_intact()));
+        }
+        CHECK(stats.guards_intact());
+      }
+    }
+  }
+}
+
+TEST_CASE("shards at minus infinity count for nothing, and a broken logit in any shard is seen by all") {
+  const CpuUnderTest cpu;
+  OwnedTensor logits(DType::fp64, {1, 2}), targets(DType::int32, {1}, {2.0}), stats(DType::fp64, {2, 1, 4});
+  OwnedTensor loss(DType::fp64, {1}), correct(DType::fp64, {1});
+  const auto run = [&](const Values& first, const Values& second) {
+    for (const bool is_first : {true, false}) {
+      logits.set(is_first ? first : second);
+      cpu.backend->cross_entropy_shard(stats.tensor().rows(is_first ? 0 : 1, 1), logits, targets, is_first ? 0 : 2, 2);
+    }
+    cpu.backend->cross_entropy_join(logits, loss, correct, logits, targets, stats, 2, 2, 1.0);
+    return loss.get(0);
+  };
+  CHECK(run({-kInfinity, -kInfinity}, {1.0, 1.0}) == Approx(std::log(2.0)));
+  CHECK(logits.get(0) == Approx(-0.5));
+  CHECK(correct.get(0) == 1.0);
+  CHECK(std::isnan(run({std::nan(""), 0.0}, {1.0, 1.0})));
+  CHECK(std::isnan(logits.get(1)));
+  CHECK(std::isnan(run({0.0, 0.0}, {kInfinity, 1.0})));
+  targets.set({7.0});  // no shard has it
+  CHECK(run({0.0, 0.0}, {0.0, 0.0}) == kInfinity);
+}

@@ -46,6 +46,26 @@ TEST_CASE("a slice along any axis starts as that part of the whole parameter") {
   }
 }
 
+TEST_CASE("slices in groups: some channels of each pixel, and back into the whole") {
+  ParamSpec part = weight("w", {4, 18});  // 3 pixels of 6 channels
+  const std::vector<double> all = initial_values(part);
+  std::vector<double> together(all.size(), 0.0);
+  const Tensor whole(together.data(), DType::fp64, part.global_shape);
+  for (std::int64_t begin = 0; begin < 6; begin += 2) {
+    part.slice = {.axis = 1, .begin = begin, .count = 2, .groups = 3};
+    CHECK(part.shape() == Shape{4, 6});
+    std::vector<double> held = initial_values(part);
+    for (std::size_t i = 0; i < held.size(); ++i) {
+      const std::size_t row = i / 6, pixel = i % 6 / 2, channel = static_cast<std::size_t>(begin) + i % 2;
+      CHECK(held[i] == all[row * 18 + pixel * 6 + channel]);
+    }
+    place_slice(whole, Tensor(held.data(), DType::fp64, part.shape()), part);
+  }
+  CHECK(together == all);
+  std::vector<double> longer(100);
+  CHECK_THROWS_AS(place_slice(whole, Tensor(longer.data(), DType::fp64, {100}), part), Error);
+}
+
 TEST_CASE("initial values are those of the rule, seed and parameter") {
   ParamSpec spec = weight("w", {100, 200});
   const std::vector<double> normal = initial_values(spec);

@@ -84,7 +84,7 @@ TinyModel tiny_vgg(double dropout) {
     layers.push_back(factory.adaptive_avg_pool("avgpool", 2, 2));
     layers.push_back(factory.flatten("flatten"));
     layers.push_back(linear("classifier.0", 20, 9, Activation::relu));
-    layers.push_back(factory.dropout("classifier.2", dropout));
+    layers.push_back(factory.dropout("classifier.2", dropout, Split::none));
     layers.push_back(linear("classifier.3", 9, 5, Activation::none));
     layers.push_back(factory.loss("loss", 5));
     return layers;
