@@ -33,6 +33,15 @@ class Run(Case):
             measured = last["memory_peak_bytes"][kind]["max"]
             self.assertLessEqual(abs(measured - predicted), 0.01 * measured, kind)
 
+    def test_knobs_and_deviations_from_upstream_are_recorded(self):
+        for engine, knob, value, deviation in (("zero", "stage", 2, "works with every optimizer"),
+                                               ("lbann", "sharded", True, "all weights are sharded")):
+            done = self.train(tiny(training__epochs=1, engine={"name": engine, knob: value}), "--force", ranks=2)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            told = self.run_json()["engine_description"]
+            self.assertEqual(told["knobs"][knob], str(value).lower())
+            self.assertIn(deviation, " ".join(told["differences"]))
+
     def test_a_data_store_is_recorded_and_changes_no_number(self):
         self.assertEqual(self.train(tiny(), ranks=2).returncode, 0)
         plain = self.epochs()
@@ -229,6 +238,31 @@ class Plan(Case):
             if ranks > 1:
                 totals = [plans[stage]["memory_predicted_bytes"]["total"] for stage in (1, 2, 3)]
                 self.assertEqual(totals, sorted(totals, reverse=True))
+
+    def test_memory_falls_as_published(self):
+        """ZeRO's share of DDP's memory, GPT2-medium in bf16 with Adam, beside figure 9 of the study."""
+        with open(os.path.join(ROOT, "results/published/gpt2_memory_by_ranks.json"), encoding="utf-8") as file:
+            published = json.load(file)
+        def total(config, ranks, *knobs):
+            return self.plan(config, "--ranks", str(ranks), "training.dtype=bf16", *knobs)["memory_predicted_bytes"]["total"]
+        adam = 'training.optimizer={"name": "adamw", "lr": 0.001, "weight_decay": 0.01}'
+        shares = []
+        for ranks, ddp, zero in zip(published["ranks"], published["gigabytes"]["ddp"], published["gigabytes"]["zero"]):
+            share = total("study/zero_gpt2_medium.json", ranks, "engine.stage=2") / total("study/ddp_gpt2_medium.json", ranks, adam)
+            shares.append(share)
+            if ranks >= 8:
+                self.assertLess(abs(share - zero / ddp), 0.03, f"{ranks} ranks")
+        self.assertEqual(shares, sorted(shares, reverse=True))
+
+    def test_the_plan_compares_the_stages_with_ddp(self):
+        for config, columns in (("study/zero_vgg16.json", ["ddp", "stage 1", "stage 2", "stage 3"]),
+                                ("study/lbann_vgg16.json", ["lbann", "lbann, sharded", "ddp", "ddp, gradient_as_bucket_view"])):
+            plan = self.plan(config, "--ranks", "4")
+            table = next(t for t in plan["tables"] if "beside other ways" in t["title"])
+            self.assertEqual(table["columns"][1:], columns)
+            totals = [float(cell) for cell in table["rows"][-1][1:]]
+            self.assertGreater(max(totals), min(totals))
+            self.assertEqual({row[0] for row in table["rows"]}, {*plan["memory_predicted_bytes"], "total"})
 
     def test_settings_that_defeat_themselves(self):
         def warnings(*knobs):

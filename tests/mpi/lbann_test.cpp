@@ -2,9 +2,9 @@
 // the formulas where clipping and LAMB add to them, weights divided over ranks, one rank alone.
 
 #include "cli/comparison.h"
-#include "parallel/comm/self_communicator.h"
 #include "parallel/sync/tournament.h"
 #include "tests/support/catch.h"
+#include "tests/support/lone_engine.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/tiny_experiments.h"
 
@@ -105,6 +105,19 @@ TEST_CASE("data parallelism leaves the bits of DDP", "[engines]") {
           CHECK(lbann.validation.loss_sum == ddp.validation.loss_sum);
         }
       }
+    }
+  }
+}
+
+TEST_CASE("two ranks have DDP's bits with the reductions of MPI as well", "[engines]") {
+  if (test_world().info().size != 2) return;
+  const Outcome ddp = train("gpt2", {"engine.name=ddp", "training.dtype=fp32"});
+  for (const std::vector<Overrides>& ways : {kTimings, kSharded}) {
+    for (const Overrides& knobs : ways) {
+      INFO(text_of(knobs));
+      const Outcome lbann = train("gpt2", joined({{"engine.name=lbann", "training.dtype=fp32"}, knobs}));
+      CHECK(lbann.losses == ddp.losses);
+      CHECK(lbann.values == ddp.values);
     }
   }
 }
@@ -254,6 +267,7 @@ TEST_CASE("trainers that meet go on with the better of two models", "[engines]")
                         {"engine.name=lbann", str("engine.procs_per_trainer=", each), "engine.ltfb_batch_interval=2",
                          "training.optimizer.lr=0", "training.dtype=fp32"});
     Engine& engine = *experiment->engine;
+    CHECK_THAT(engine.describe().differences.back(), StartsWith("LTFB, ") && ContainsSubstring("not synchronous SGD"));
     const CommCounts predicted = engine.predict().comm_per_step;
     engine.prepare();
     const Tensor weights = engine.state().front().tensor;
@@ -304,43 +318,23 @@ TEST_CASE("the trainers' losses until they meet are those of models trained apar
 
 TEST_CASE("one rank has the bits of serial and communicates nothing", "[engines]") {
   World& world = test_world();
-  for (const auto& [model, sharded] : {std::pair("gpt2", "false"), {"gpt2", "true"}, {"vgg", "false"}}) {
-    INFO(model << ", sharded=" << sharded);
-    const std::unique_ptr<Experiment> experiment =
-        make_experiment(world, tiny_config(model), {"engine.name=lbann", str("engine.sharded=", sharded)});
-    EngineDefinition lbann = *experiment->config.engine;
-    const Outcome serial = train_for_comparison(*make_reference_experiment(*experiment), 5);
-    experiment->config.engine = &lbann;
-    lbann.reference = "lbann";
-    const std::unique_ptr<Experiment> alone = make_reference_experiment(*experiment);
-    CHECK(worst_of(compare(train_for_comparison(*alone, 5), serial)).error == 0.0);
-
-    CommLedger ledger;
-    const std::unique_ptr<Communicator> counting =
-        make_counting_communicator(make_self_communicator(*alone->device), ledger);
-    const EngineContext& given = *alone->context;
-    const EngineContext context = {.world = *counting,
-                                   .device = given.device,
-                                   .backend = given.backend,
-                                   .model = given.model,
-                                   .training = given.training,
-                                   .data = given.data,
-                                   .train_samples = given.train_samples,
-                                   .validation_samples = given.validation_samples,
-                                   .loader = given.loader,
-                                   .max_steps_per_epoch = 0,
-                                   .stop_requested = nullptr};
-    const std::unique_ptr<Engine> engine = lbann.make(context, engine_block(*alone->document));
-    CHECK(engine->predict().comm_per_step.empty());
-    CHECK(engine->predict().warnings.empty());
-    engine->prepare();
-    ledger.take();
-    Observer nobody;
-    engine->run_epoch(EpochPlan(48, 12, 1, 0, true, false, 2), nobody);
-    for (const auto& [operation, count] : ledger.take()) {
-      INFO(operation);
-      CHECK(operation.starts_with("control."));  // the agreement on loss and stop
-      CHECK(count.bytes == 0);
+  for (const char* model : {"gpt2", "vgg"}) {
+    const std::unique_ptr<Experiment> any = make_experiment(world, tiny_config(model), {"engine.name=lbann"});
+    const Outcome serial = train_for_comparison(*make_reference_experiment(*any), 5);
+    for (const Overrides& knobs : {Overrides{}, Overrides{"max_inflight=0"}, Overrides{"sharded=true"}}) {
+      INFO(model << " " << text_of(knobs));
+      const std::unique_ptr<Experiment> alone = make_lone_experiment(*any, "lbann", knobs);
+      CHECK(alone->engine->predict().comm_per_step.empty());
+      CHECK(alone->engine->predict().warnings.empty());
+      CHECK(worst_of(compare(train_for_comparison(*alone, 5), serial)).error == 0.0);
+      alone->ledger.take();
+      Observer nobody;
+      alone->engine->run_epoch(EpochPlan(60, 12, 1, 1, true, false, 2), nobody);
+      for (const auto& [operation, count] : alone->ledger.take()) {
+        INFO(operation);
+        CHECK(operation.starts_with("control."));  // the agreement on loss and stop
+        CHECK(count.bytes == 0);
+      }
     }
   }
 }

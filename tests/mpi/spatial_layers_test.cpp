@@ -10,7 +10,7 @@
 #include "parallel/shard/spatial_layers.h"
 #include "tests/mpi/ranks.h"
 #include "tests/support/catch.h"
-#include "tests/support/op_testing.h"
+#include "tests/support/layer_pass.h"
 
 using namespace pdl;
 using namespace pdl::testing;
@@ -56,63 +56,6 @@ struct Slices {
   }
 };
 
-/// One forward and backward pass of a layer, whose tensors all start poisoned.
-struct Pass {
-  Pass(const Layer& layer, Backend& backend, DType dtype, const Shape& shape, const MicroBatch& batch,
-       const Values& x_values, const Values& dy_values)
-      : layer_(layer),
-        batch_(batch),
-        io(backend, batch_),
-        x(dtype, shape, x_values),
-        y(dtype, layer.output_shape(shape)),
-        dx(dtype, shape),
-        dy(dtype, y.tensor().shape(), dy_values),
-        workspace(DType::uint8, {std::max<std::int64_t>(1, layer.workspace_bytes(shape, dtype, backend))}) {
-    std::uint64_t seed = 7;
-    for (const ParamSpec& spec : layer.param_specs()) {
-      params.push_back(random_tensor(dtype, spec.shape(), ++seed));
-      grads.push_back(random_tensor(dtype, spec.shape(), ++seed));  // what is there already, when it is added to
-    }
-    for (const TensorSpec& spec : layer.saved_specs(shape, dtype)) saved.emplace_back(spec.dtype, spec.shape);
-    const auto views = [](const std::vector<OwnedTensor>& tensors) {
-      return std::vector<Tensor>(tensors.begin(), tensors.end());
-    };
-    param_views = views(params), grad_views = views(grads), saved_views = views(saved);
-    accumulate.assign(params.size(), 0);
-    io.params = param_views;
-    io.grads = grad_views;
-    io.saved = saved_views;
-    io.accumulate = accumulate;
-    io.x = x, io.y = y, io.dx = dx, io.dy = dy, io.workspace = workspace;
-  }
-  void run() {
-    layer_.forward(io);
-    workspace.poison();
-    layer_.backward(io);
-    bool intact = x.guards_intact() && y.guards_intact() && dx.guards_intact() && dy.guards_intact();
-    for (const OwnedTensor& tensor : saved) intact = intact && tensor.guards_intact();
-    CHECK((intact && workspace.guards_intact()));
-  }
-
-  const Layer& layer_;
-  MicroBatch batch_;
-  LayerIo io;
-  OwnedTensor x, y, dx, dy, workspace;
-  std::vector<OwnedTensor> params, grads, saved;
-  std::vector<Tensor> param_views, grad_views, saved_views;
-  std::vector<char> accumulate;
-};
-
-MicroBatch batch_of(std::int64_t size) {
-  MicroBatch batch;
-  batch.size = size;
-  return batch;
-}
-
-Values random_values(const Shape& shape, std::uint64_t seed) {
-  return random_tensor(DType::fp64, shape, seed).values();
-}
-
 void compare(Slices& slices, const Images& images, const ConvOptions& options, DType dtype, double tolerance) {
   const bool exact = tolerance == 0.0;
   const Conv2d whole("conv", options);
@@ -123,10 +66,10 @@ void compare(Slices& slices, const Images& images, const ConvOptions& options, D
   for (const bool wants_input_grad : {true, false}) {
     for (const char accumulate : {0, 1}) {
       INFO("input gradient " << wants_input_grad << ", accumulate " << int{accumulate});
-      Pass reference(whole, *slices.backend, dtype, images.shape(), batch_of(images.n), x, dy);
-      Pass mine(divided, *slices.backend, dtype, slice, batch_of(images.n), slices.slice_of(x, images),
-                slices.slice_of(dy, outputs));
-      for (Pass* pass : {&reference, &mine}) pass->io.wants_input_grad = wants_input_grad;
+      LayerPass reference(whole, *slices.backend, dtype, images.shape(), batch_of(images.n), x, dy);
+      LayerPass mine(divided, *slices.backend, dtype, slice, batch_of(images.n), slices.slice_of(x, images),
+                     slices.slice_of(dy, outputs));
+      for (LayerPass* pass : {&reference, &mine}) pass->io.wants_input_grad = wants_input_grad;
       // What was there before belongs to one rank.
       for (std::size_t i = 0; i < mine.grads.size(); ++i) {
         reference.accumulate[i] = mine.accumulate[i] = accumulate;
@@ -189,8 +132,8 @@ TEST_CASE("a slice sends h rows to each neighbour, forward of x and backward of 
   const ConvOptions options{.in = 2, .out = 5};
   const SpatialConv2d layer("conv", options, slices.place);
   const Shape slice{images.n, 4, images.w, images.c};
-  Pass pass(layer, *slices.backend, DType::fp64, slice, batch_of(3), Values(3 * 4 * 6 * 2, 1.0),
-            Values(3 * 4 * 6 * 5, 1.0));
+  LayerPass pass(layer, *slices.backend, DType::fp64, slice, batch_of(3), Values(3 * 4 * 6 * 2, 1.0),
+                 Values(3 * 4 * 6 * 5, 1.0));
   const std::int64_t neighbours = (slices.place.rank > 0 ? 1 : 0) + (slices.place.rank + 1 < slices.size() ? 1 : 0);
   slices.ledger.take();
   layer.forward(pass.io);
@@ -212,7 +155,7 @@ TEST_CASE("slices become whole samples and go back", "[spatial]") {
     const Images images{n, 2 * slices.size(), 4, 3}, outputs{n, slices.size(), 2, 3};
     const Values x = random_values(images.shape(), 1), dy = random_values(outputs.shape(), 2);
     const MaxPool pool("pool", 2);
-    Pass reference(pool, *slices.backend, DType::fp64, images.shape(), batch_of(n), x, dy);
+    LayerPass reference(pool, *slices.backend, DType::fp64, images.shape(), batch_of(n), x, dy);
     reference.run();
 
     const Part own = split_evenly(n, slices.size(), slices.place.rank);
@@ -229,7 +172,7 @@ TEST_CASE("slices become whole samples and go back", "[spatial]") {
     CHECK(behind.size == own.count);
     if (own.count > 0) CHECK(behind.sample_ids.data<std::int64_t>()[0] == 10 + own.begin);
 
-    Pass mine(layer, *slices.backend, DType::fp64, {n, 2, 4, 3}, batch, slices.slice_of(x, images), own_part(dy));
+    LayerPass mine(layer, *slices.backend, DType::fp64, {n, 2, 4, 3}, batch, slices.slice_of(x, images), own_part(dy));
     mine.run();
     CHECK(mine.y.values() == own_part(reference.y.values()));
     CHECK(mine.dx.values() == slices.slice_of(reference.dx.values(), images));
