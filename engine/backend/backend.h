@@ -124,7 +124,7 @@ class Backend {
                              std::int64_t classes, double scale) = 0;
   /// Where classes are divided over ranks: these logits are those of classes [first_class, first_class + classes).
   /// stats [M, 4] = {largest logit, or minus infinity when there is none; sum of exp(logit - largest); the target's
-  /// logit, or minus infinity when another shard has it; the class of the first largest}. Wide, as losses are.
+  /// logit, or minus infinity when another shard has it; the class of the first largest, or -1}. Wide, as losses are.
   virtual void cross_entropy_shard(Tensor stats, Tensor logits, Tensor targets, std::int64_t first_class,
                                    std::int64_t classes) = 0;
   /// Then, from the stats [S, M, 4] of all shards in the order of their classes: losses and marks as cross_entropy

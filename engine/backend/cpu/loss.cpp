@@ -74,7 +74,7 @@ ShardStats<T> stats_of(const T* logits, std::int64_t first_class, std::int64_t c
   return {.largest = largest,
           .sum = sum,
           .target_logit = own_target >= 0 && own_target < classes ? logits[own_target] : kNone,
-          .first_largest = static_cast<T>(first_class + first)};
+          .first_largest = largest == kNone ? T{-1} : static_cast<T>(first_class + first)};
 }
 
 // The whole row, from shards that lie `pitch` apart.
