@@ -142,9 +142,11 @@ struct EngineVariant {
 /// One entry of engines.def.
 struct EngineDefinition {
   std::string name;
-  std::string summary;    ///< one line
-  std::string paper;      ///< what it implements
-  std::string reference;  ///< the engine it must equal, "serial" for all synchronous ones
+  std::string summary;  ///< one line
+  std::string paper;    ///< what it implements
+  /// The engine it must equal, on one rank: "serial" for all synchronous ones. It gets the settings in force of the
+  /// knobs that it reads too (EngineDescription::knobs).
+  std::string reference;
   /// Reads the engine's knobs from its block (plans them against `context`) and builds it. Problems are noted in the
   /// reader.
   std::unique_ptr<Engine> (*make)(const EngineContext& context, const ConfigReader& knobs);
@@ -160,7 +162,7 @@ struct EngineDefinition {
 
 /// All engines, in the order of engines.def.
 const std::vector<EngineDefinition>& engine_definitions();
-/// nullptr when there is none of that name.
+/// Among them and the references that only serve comparisons; nullptr when there is none of that name.
 const EngineDefinition* find_engine(const std::string& name);
 
 }  // namespace pdl

@@ -147,7 +147,7 @@ TEST_CASE("every schedule passes its check, and keeps as much in flight as it sa
       }
       check(one_forward_one_backward(p, m));
       check(continuous(std::vector<int>(static_cast<std::size_t>(p), 1), m));
-      CHECK(schedule_fault(forward_only(p, m, 1, true)).empty());
+      CHECK(schedule_fault(forward_only(std::vector<int>(static_cast<std::size_t>(p), 1), m, 1, true)).empty());
     }
   }
   for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
@@ -157,7 +157,7 @@ TEST_CASE("every schedule passes its check, and keeps as much in flight as it sa
   for (int p : {2, 4}) {
     for (int chunks : {2, 3, 4}) {
       for (int m : {8, 32}) check(interleaved(p, m, chunks));
-      CHECK(schedule_fault(forward_only(p, 5, chunks)).empty());
+      CHECK(schedule_fault(forward_only(std::vector<int>(static_cast<std::size_t>(p), 1), 5, chunks)).empty());
     }
   }
   check(interleaved(4, 32, 2, 5 + 3));
