@@ -420,6 +420,7 @@ EngineDefinition pipedream_definition() {
                 return read_pipedream_knobs(reader).batch_rule == "match_injection" ? ranks : 1;
               },
           .takes_data_store = false,
+          .synchronous = false,
           .variants = {{"match_injection", {"batch_rule=match_injection", "lr_staleness=inverse"}},
                        {"no stash", {"mode=none"}},
                        {"vertical sync", {"mode=vertical_sync"}},

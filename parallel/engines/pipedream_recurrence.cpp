@@ -359,7 +359,8 @@ EngineDefinition pipedream_recurrence_definition() {
           .make = make_recurrence,
           .document = [](const ConfigReader& reader) { read_pipedream_knobs(reader); },
           .data_parallel_size = [](int, const ConfigReader&) { return 1; },
-          .takes_data_store = false};
+          .takes_data_store = false,
+          .synchronous = false};
 }
 
 }  // namespace pdl

@@ -93,8 +93,8 @@ MemoryByKind AsyncPipeline::predicted_memory() const {
     for (std::size_t kind = 0; kind < memory.bytes.size(); ++kind) memory.bytes[kind] += more.bytes[kind];
   }
   memory[MemoryKind::workspace] += size_of(DType::int64);
-  if (context_.training.deterministic) {  // of the two groups that carry messages
-    memory[MemoryKind::communication] += 2 * deterministic_scratch_bytes(context_.world.size());
+  if (context_.training.deterministic) {  // of the world's group and of the two that carry messages
+    memory[MemoryKind::communication] += 3 * deterministic_scratch_bytes(context_.world.size());
   }
   return memory;
 }
@@ -139,7 +139,6 @@ void AsyncPipeline::begin(const EpochPlan& plan, Observer& observer, bool traini
 PassResult AsyncPipeline::run_epoch(const EpochPlan& plan, Observer& observer) {
   begin(plan, observer, true, *training_);
   const int units = pass_.units.units();
-  staleness_ = {};
   if (units == 0) return pass_.result;
   const Schedule schedule = plan_.training(units);
   pass_.owner_versions.assign(static_cast<std::size_t>(units), 0);
@@ -160,9 +159,13 @@ PassResult AsyncPipeline::run_epoch(const EpochPlan& plan, Observer& observer) {
   close_steps(trained);
   collect_steps(units + report_lag(plan_));
   observer.phase(Phase::other);
-  staleness_.versions = update_.ring().distinct();
-  staleness_.drift = update_.drift();
-  staleness_.samples = pass_.units.samples(0, trained);
+  StalenessRecord& staleness = pass_.staleness;
+  staleness.stage = stage();
+  staleness.samples_per_update = static_cast<double>(pass_.units.samples(0, trained)) /
+                                 static_cast<double>(std::max<std::int64_t>(1, staleness.updates));
+  staleness.versions = update_.ring().distinct();
+  staleness.weight_drift = update_.drift();
+  pass_.result.staleness = staleness;
   steps_done_ += pass_.units.steps();
   units_done_ += trained;
   return pass_.result;
@@ -226,8 +229,11 @@ void AsyncPipeline::update(int round) {
   update_.apply(order_of(stage(), round));
   const int last =
       round * options_.round(stage()) + (options_.units_per_update > 0 ? options_.units_per_update - 1 : replica());
-  ++staleness_.lags[round - pass_.versions[static_cast<std::size_t>(last)]];
-  ++staleness_.updates;
+  std::vector<std::int64_t>& behind = pass_.staleness.updates_behind;
+  const auto lag = static_cast<std::size_t>(round - pass_.versions[static_cast<std::size_t>(last)]);
+  if (behind.size() <= lag) behind.resize(lag + 1, 0);
+  ++behind[lag];
+  ++pass_.staleness.updates;
   close_steps(options_.units_per_update > 0 ? last + 1 : last + plan_.replicas_of(stage()));
 }
 

@@ -6,7 +6,6 @@
 // A step is a global batch, one unit or several (unit_plan.h). A round of a stage is the units between two updates: one
 // on each of its replicas, or so many micro-batches.
 
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -38,14 +37,6 @@ struct AsyncOptions {
   std::int64_t nominal_samples(std::int64_t global_batch) const;
 };
 
-/// What became of the weights while units were under way, on one stage in one epoch.
-struct Staleness {
-  std::map<int, std::int64_t> lags;  ///< updates that came between a round's weights and its update: how many rounds
-  int versions = 1;                  ///< different ones held at the end
-  double drift = 0.0;                ///< RoundUpdate::drift at the end
-  std::int64_t updates = 0, samples = 0;
-};
-
 class AsyncPipeline final : private PipelineHost {
  public:
   /// Plans only.
@@ -56,6 +47,7 @@ class AsyncPipeline final : private PipelineHost {
   /// Of a step, on average where a rank has not the same part in each.
   CommCounts predicted_traffic() const;
 
+  /// The result has this rank's staleness.
   PassResult run_epoch(const EpochPlan& plan, Observer& observer);
   PassResult evaluate(const EpochPlan& plan);
   void visit_parameters(const Engine::ParameterVisitor& visit);
@@ -65,8 +57,6 @@ class AsyncPipeline final : private PipelineHost {
 
   const PipelinePlan& plan() const { return plan_; }
   int stage() const { return plan_.stage_of(rank_); }
-  /// Of the last epoch, this rank's stage.
-  const Staleness& staleness() const { return staleness_; }
 
  private:
   /// A pass over a plan that is under way.
@@ -81,6 +71,7 @@ class AsyncPipeline final : private PipelineHost {
     int loading = -1;                                   ///< unit whose forward is next
     int totals = 0;                                     ///< updates of a tied copy
     int limit = INT_MAX;
+    StalenessRecord staleness;
     PassResult result;
   };
 
@@ -119,7 +110,6 @@ class AsyncPipeline final : private PipelineHost {
   Buffer counter_;  ///< int64: units_done_, for checkpoints
   std::int64_t steps_done_ = 0, units_done_ = 0;
   Pass pass_;
-  Staleness staleness_;
 };
 
 }  // namespace pdl

@@ -23,7 +23,7 @@ void WeightRing::restart() {
 }
 
 Tensor WeightRing::values(int version) const {
-  PDL_CHECK(version <= newest_ && version > newest_ - slots_ && version >= 0, "weights of version ", version,
+  PDL_CHECK(version <= newest_ && version > newest_ - slots_, "weights of version ", version,
             " are not there: ", slots_, " versions up to ", newest_, " are");
   return slot(slot_of(version));
 }

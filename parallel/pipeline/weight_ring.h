@@ -20,7 +20,7 @@ class WeightRing {
   /// The part's values are set: they are version 0.
   void allocate(Device& device);
 
-  /// Versions are counted anew: the newest is version 0.
+  /// Versions are counted anew: the newest is version 0, older ones have negative numbers.
   void restart();
   int slots() const { return slots_; }
   int newest() const { return newest_; }                        ///< version
@@ -40,7 +40,7 @@ class WeightRing {
   void restored(Backend& backend);
 
  private:
-  int slot_of(int version) const { return (first_slot_ + version) % slots_; }
+  int slot_of(int version) const { return (first_slot_ + version % slots_ + slots_) % slots_; }
   Tensor slot(int index) const;
 
   const StagePart& part_;
