@@ -170,3 +170,37 @@ TEST_CASE("two weight versions suffice from stages - 1 micro-batches on", "[pipe
   CHECK(schedule_fault(double_buffered(3, 2, 5)).empty());
   CHECK_THAT(schedule_fault(double_buffered(3, 1, 5)), ContainsSubstring("do not exist yet"));
 }
+
+TEST_CASE("with vertical sync every stage uses the versions of the first one") {
+  const Schedule schedule = continuous({1, 1, 1}, 6, Stashing::vertical_sync);
+  CHECK(schedule_fault(schedule).empty());
+  CHECK(compute_order(schedule, 0) == "F0@0 F1@0 F2@0 B0 U0 F3@1 B1 U1 F4@2 B2 U2 F5@3 B3 U3 B4 U4 B5 U5");
+  CHECK(compute_order(schedule, 2) == "F0@0 B0 U0 F1@0 B1 U1 F2@0 B2 U2 F3@1 B3 U3 F4@2 B4 U4 F5@3 B5 U5");
+  for (const RankSchedule& rank : schedule.ranks) CHECK(rank.versions == 3);
+}
+
+TEST_CASE("without a stash a mini-batch goes back through other weights than it came through") {
+  Schedule schedule = continuous({1, 1, 1}, 6, Stashing::none);
+  CHECK(schedule_fault(schedule).empty());
+  for (const Action& action : schedule.ranks[0].actions) {
+    if (action.act == Act::forward) CHECK(action.version == std::max(0, action.micro_batch - 2));
+    if (action.act == Act::backward) CHECK(action.version == action.micro_batch);
+  }
+  schedule.same_weights = true;
+  CHECK_THAT(schedule_fault(schedule), ContainsSubstring("forward used"));
+}
+
+TEST_CASE("a pipeline that flushes does so after every mini-batch") {
+  const Schedule schedule = flushed(2, 2, 2);
+  CHECK(schedule_fault(schedule).empty());
+  CHECK(compute_order(schedule, 0) == "F0 F1 B0 B1 U0 F2 F3 B2 B3 U1");
+  CHECK(compute_order(schedule, 1) == "F0 B0 F1 B1 U0 F2 B2 F3 B3 U1");
+}
+
+TEST_CASE("in evaluation replicas take turns") {
+  const Schedule schedule = forward_only({2, 1}, 4, 1);
+  CHECK(schedule_fault(schedule).empty());
+  CHECK(compute_order(schedule, 0) == "F0 F2");
+  CHECK(compute_order(schedule, 1) == "F1 F3");
+  CHECK(compute_order(schedule, 2) == "F0 F1 F2 F3");
+}
