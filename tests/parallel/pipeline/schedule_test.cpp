@@ -1,5 +1,6 @@
 // The order of work of every schedule: published tables, and that all of them pass the check for many sizes.
 
+#include <algorithm>
 #include <regex>
 
 #include "parallel/pipeline/schedule.h"
