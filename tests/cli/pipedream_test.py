@@ -46,7 +46,9 @@ class PipeDream(Case):
         self.assertEqual(done.returncode, 2, done.stdout)
 
     def test_a_failing_stage_ends_all_ranks_with_one_message(self):
-        done = self.train(pipedream(training__optimizer={"name": "sgd", "lr": 1e30}), ranks=3)
+        vgg = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "data": "synthetic-learnable",
+               "classes": 4, "train_samples": 96, "validation_samples": 24}
+        done = self.train(pipedream(workload=vgg, training__optimizer={"name": "sgd", "lr": 1e6}), ranks=3)
         self.assertEqual(done.returncode, 7, done.stderr)
         self.assertIn("stopped being finite", done.stderr)
         self.assertEqual(done.stderr.count("error:"), 1, done.stderr)
