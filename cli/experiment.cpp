@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <thread>
 
 #include "parallel/comm/self_communicator.h"
@@ -167,12 +168,32 @@ std::unique_ptr<Experiment> make_planned_experiment(int ranks, const std::string
   return experiment;
 }
 
+namespace {
+
+/// The engine's knobs that the reference has as well, as they are in force: "engine.key=value".
+std::vector<std::string> shared_knobs(const Engine& engine, const EngineDefinition& reference) {
+  const ConfigDocument document = ConfigDocument::parse("{}", "reference");
+  const ConfigReader reader = engine_block(document);
+  reference.document(reader);
+  const std::map<std::string, std::string> in_force = engine.describe().knobs;
+  std::vector<std::string> overrides;
+  for (const KeyDoc& knob : reader.docs()) {
+    if (const auto found = in_force.find(knob.key); found != in_force.end()) {
+      overrides.push_back("engine." + knob.key + "=" + found->second);
+    }
+  }
+  return overrides;
+}
+
+}  // namespace
+
 std::unique_ptr<Experiment> make_reference_experiment(const Experiment& of) {
   auto reference = std::make_unique<Experiment>();
-  reference->document = std::make_unique<ConfigDocument>(ConfigDocument::parse("{}", "reference"));
   reference->config = of.config;
   reference->config.engine = find_engine(of.config.engine->reference);
   PDL_CHECK(reference->config.engine != nullptr, "no engine is called ", of.config.engine->reference);
+  reference->document = std::make_unique<ConfigDocument>(
+      ConfigDocument::parse("{}", "reference", shared_knobs(*of.engine, *reference->config.engine)));
   if (of.config.device == "cuda") {  // the oracle is the CPU in fp64, whatever the GPU computes in
     reference->config.device = "cpu";
     reference->config.training.dtype = reference->config.loader.image_dtype = DType::fp64;

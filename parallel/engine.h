@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "engine/optim/lr_schedule.h"
 #include "engine/optim/optimizer.h"
 #include "engine/record/observer.h"
+#include "engine/record/records.h"
 #include "parallel/comm/counting_communicator.h"
 
 namespace pdl {
@@ -83,14 +85,15 @@ struct EngineDescription {
   std::vector<std::string> differences;      ///< from upstream, in force in this run
 };
 
-/// What came out of one pass over a plan, the same on every rank.
+/// What came out of one pass over a plan, the same on every rank but for `staleness`.
 struct PassResult {
   double loss_sum = 0.0;         ///< sum over predictions
   double correct = 0.0;          ///< predictions whose most likely class was right
   std::int64_t predictions = 0;  ///< exact count
   std::int64_t steps = 0;
-  std::int64_t skipped_steps = 0;  ///< of them without update: a gradient overflowed
-  bool stopped = false;            ///< a rank was asked to stop; the pass ended early, at a step boundary
+  std::int64_t skipped_steps = 0;                 ///< of them without update: a gradient overflowed
+  std::optional<StalenessRecord> staleness = {};  ///< of this rank's stage, where weights are older than gradients
+  bool stopped = false;  ///< a rank was asked to stop; the pass ended early, at a step boundary
   double loss() const { return predictions == 0 ? 0.0 : loss_sum / static_cast<double>(predictions); }
 };
 
@@ -142,9 +145,11 @@ struct EngineVariant {
 /// One entry of engines.def.
 struct EngineDefinition {
   std::string name;
-  std::string summary;    ///< one line
-  std::string paper;      ///< what it implements
-  std::string reference;  ///< the engine it must equal, "serial" for all synchronous ones
+  std::string summary;  ///< one line
+  std::string paper;    ///< what it implements
+  /// The engine it must equal, on one rank: "serial" for all synchronous ones. It gets the settings in force of the
+  /// knobs that it reads too (EngineDescription::knobs).
+  std::string reference;
   /// Reads the engine's knobs from its block (plans them against `context`) and builds it. Problems are noted in the
   /// reader.
   std::unique_ptr<Engine> (*make)(const EngineContext& context, const ConfigReader& knobs);
@@ -155,12 +160,15 @@ struct EngineDefinition {
   int (*data_parallel_size)(int ranks, const ConfigReader& knobs);
   /// Whether all ranks read samples through BatchFeeder, as a data store (sync/data_store.h) asks of them.
   bool takes_data_store = true;
+  /// Whether all ranks finish a step together. Only then do they skip one together, as a loss scale asks of them, and
+  /// is a step's part on a rank cut by training.micro_batch_size whatever the knobs.
+  bool synchronous = true;
   std::vector<EngineVariant> variants = {};  ///< besides the defaults, which are always tested
 };
 
 /// All engines, in the order of engines.def.
 const std::vector<EngineDefinition>& engine_definitions();
-/// nullptr when there is none of that name.
+/// Among them and the references that only serve comparisons; nullptr when there is none of that name.
 const EngineDefinition* find_engine(const std::string& name);
 
 }  // namespace pdl

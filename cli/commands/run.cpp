@@ -221,6 +221,7 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   mine.memory_predicted = predicted_;
   mine.device_memory_used = experiment_->device->used_bytes();
   mine.library_bytes = experiment_->device->library_bytes();
+  mine.staleness = trained.staleness;
   for (const Dataset* split : {experiment_->data.train.get(), experiment_->data.validation.get()}) {
     if (split->staging() != nullptr) mine.data_store += split->staging()->held_bytes();
   }
@@ -228,9 +229,9 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   EpochFacts facts;
   facts.epoch = plan.epoch();
   facts.steps = trained.steps;
-  facts.samples = plan.samples();
   const std::int64_t per_sample = experiment_->model.predictions_per_sample;
-  facts.tokens = per_sample > 1 ? plan.samples() * per_sample : 0;
+  facts.samples = trained.predictions / per_sample;
+  facts.tokens = per_sample > 1 ? trained.predictions : 0;
   facts.full_steps = plan.full_steps();
   facts.train_loss = trained.loss();
   facts.lr = clock_.last_step().lr;

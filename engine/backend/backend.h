@@ -146,19 +146,33 @@ class Backend {
   virtual void sum_of_squares(Tensor totals, Tensor x, const UpdateSegment* segments, std::int64_t count) = 0;
 
   // --- optimizer updates over the segments of flat ranges; every range has the same length
-  // All ranges are fp32 or fp64; `rounded`, when defined, is fp16 or bf16 and receives the new values.
-  virtual void sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum, const UpdateSegment* segments,
-                          std::int64_t count, const SgdScalars& scalars) = 0;
-  virtual void adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
-                           const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) = 0;
+  // All ranges are fp32 or fp64; `rounded`, when defined, is fp16 or bf16 and receives the new values. The weights
+  // before the update are `from`, which is `values` itself or a range of which no element is among them.
+  virtual void sgd_update(Tensor values, Tensor from, Tensor rounded, Tensor grads, Tensor momentum,
+                          const UpdateSegment* segments, std::int64_t count, const SgdScalars& scalars) = 0;
+  void sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum, const UpdateSegment* segments,
+                  std::int64_t count, const SgdScalars& scalars) {
+    sgd_update(values, values, rounded, grads, momentum, segments, count, scalars);
+  }
+  virtual void adam_update(Tensor values, Tensor from, Tensor rounded, Tensor grads, Tensor first_moment,
+                           Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
+                           const AdamScalars& scalars) = 0;
+  void adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
+                   const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) {
+    adam_update(values, values, rounded, grads, first_moment, second_moment, segments, count, scalars);
+  }
   /// LAMB, first half: moments as in Adam, then `direction` = m^ / (sqrt(v^) + eps) + decay * w (may be grads), and
   /// norms fp64 [segments, 2] = squared norms of w and of the direction, to be summed over shards before lamb_apply.
   virtual void lamb_direction(Tensor direction, Tensor norms, Tensor values, Tensor grads, Tensor first_moment,
                               Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
                               const AdamScalars& scalars) = 0;
   /// LAMB, second half: w -= lr * ratio * direction, ratio = |w| / |direction|, 1 where either is 0.
-  virtual void lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms, const UpdateSegment* segments,
-                          std::int64_t count, double lr) = 0;
+  virtual void lamb_apply(Tensor values, Tensor from, Tensor rounded, Tensor direction, Tensor norms,
+                          const UpdateSegment* segments, std::int64_t count, double lr) = 0;
+  void lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms, const UpdateSegment* segments,
+                  std::int64_t count, double lr) {
+    lamb_apply(values, values, rounded, direction, norms, segments, count, lr);
+  }
 };
 
 /// Throws when the blocks of a copy_block overlap themselves or leave their tensors, or types differ.

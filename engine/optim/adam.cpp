@@ -27,8 +27,8 @@ class Adam final : public Optimizer {
                                  .decoupled_decay = options_.name == "adamw",
                                  .update = step.update,
                                  .grad_scale = step.grad_scale};
-    backend.adam_update(step.values, step.rounded, step.grads, moments_[0], moments_[1], segments.data(),
-                        static_cast<std::int64_t>(segments.size()), scalars);
+    backend.adam_update(step.values, weights_before(step), step.rounded, step.grads, moments_[0], moments_[1],
+                        segments.data(), static_cast<std::int64_t>(segments.size()), scalars);
   }
   std::vector<Tensor> state() const override { return moments_.all(); }
 

@@ -36,10 +36,10 @@ class Lamb final : public Optimizer {
     const UpdateSegment* const segments = updated.data();
     const Tensor norms = norms_.tensor(DType::fp64, {moments_.segment_count(), 2}).rows(step.first_segment, count);
     const Tensor& direction = step.grads;
-    backend.lamb_direction(direction, norms, step.values, step.grads, moments_[0], moments_[1], segments, count,
-                           scalars);
+    backend.lamb_direction(direction, norms, weights_before(step), step.grads, moments_[0], moments_[1], segments,
+                           count, scalars);
     if (step.sum_over_shards) step.sum_over_shards(norms);
-    backend.lamb_apply(step.values, step.rounded, direction, norms, segments, count, step.lr);
+    backend.lamb_apply(step.values, weights_before(step), step.rounded, direction, norms, segments, count, step.lr);
   }
   std::vector<Tensor> state() const override { return moments_.all(); }
 

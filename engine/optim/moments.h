@@ -30,6 +30,9 @@ class Moments {
   std::vector<Buffer> buffers_;
 };
 
+/// The weights that a step starts from.
+inline const Tensor& weights_before(const OptimizerStep& step) { return step.from.defined() ? step.from : step.values; }
+
 std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options);
 /// adam, or adamw when the options say so.
 std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options);

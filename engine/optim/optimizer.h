@@ -37,6 +37,9 @@ OptimizerOptions read_optimizer_options(const ConfigReader& reader);
 struct OptimizerStep {
   Tensor values, grads;  ///< fp32 or fp64; lamb leaves its direction in place of the gradients
   Tensor rounded = {};   ///< when defined: values of a half type, made from the new `values`
+  /// When defined: the weights before the update, which stay as they are; the new ones go to `values`, which may hold
+  /// anything. Else `values` are both.
+  Tensor from = {};
   double lr = 0.0;
   double grad_scale = 1.0;  ///< gradients are multiplied by this first
   std::int64_t update = 1;  ///< 1 for the first

@@ -24,7 +24,7 @@ class Sgd final : public Optimizer {
                                 .nesterov = options_.nesterov,
                                 .first_update = step.update == 1};
     const Tensor momentum = moments_.count() == 0 ? Tensor() : moments_[0];
-    backend.sgd_update(step.values, step.rounded, step.grads, momentum, segments.data(),
+    backend.sgd_update(step.values, weights_before(step), step.rounded, step.grads, momentum, segments.data(),
                        static_cast<std::int64_t>(segments.size()), scalars);
   }
   std::vector<Tensor> state() const override { return moments_.all(); }

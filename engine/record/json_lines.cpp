@@ -1,25 +1,16 @@
 #include "engine/record/json_lines.h"
 
-#include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "engine/base/error.h"
+#include "engine/record/json_fields.h"
 
 namespace pdl {
 namespace {
 
-using Json = nlohmann::ordered_json;  // fields stay in the order in which a reader wants them
-
 // ---- writing ----------------------------------------------------------------------------------------------------
-
-Json number(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  return value;
-}
 
 /// null for what is absent; drop_absent takes it out again.
 Json optional_number(const std::optional<double>& value) { return value ? number(*value) : Json(); }
@@ -127,6 +118,20 @@ Json resume_list(const std::vector<ResumeRecord>& resumes) {
   return json;
 }
 
+/// null for engines whose weights are never stale.
+Json staleness(const std::vector<StalenessRecord>& stages) {
+  Json json;
+  for (const StalenessRecord& stage : stages) {
+    json.push_back({{"stage", stage.stage},
+                    {"updates", stage.updates},
+                    {"samples_per_update", number(stage.samples_per_update)},
+                    {"updates_behind", stage.updates_behind},
+                    {"versions", stage.versions},
+                    {"weight_drift", number(stage.weight_drift)}});
+  }
+  return json;
+}
+
 Json host_list(const std::vector<RankRecord>& ranks) {
   std::set<std::string> hosts;
   for (const RankRecord& rank : ranks) hosts.insert(rank.host);
@@ -134,76 +139,6 @@ Json host_list(const std::vector<RankRecord>& ranks) {
 }
 
 // ---- reading ----------------------------------------------------------------------------------------------------
-
-[[noreturn]] void wrong(const std::string& field, const char* what) {
-  throw Error(str("field \"", field, "\" ", what), ExitCode::data);
-}
-
-/// A JSON object that is read field by field; complaints name the field with its path.
-class Fields {
- public:
-  Fields(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
-    if (!json_.is_object()) wrong(path_, "is no object");
-  }
-
-  const Json& at(const std::string& key) const {
-    const auto found = json_.find(key);
-    if (found == json_.end()) wrong(named(key), "is missing");
-    return *found;
-  }
-  Fields section(const std::string& key) const { return Fields(at(key), named(key)); }
-  /// Fields that came later are missing from older records.
-  bool has(const std::string& key) const { return json_.contains(key); }
-
-  double real(const std::string& key) const {
-    const Json& value = at(key);
-    if (value.is_number()) return value.get<double>();
-    if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
-    if (value == "inf") return std::numeric_limits<double>::infinity();
-    if (value == "-inf") return -std::numeric_limits<double>::infinity();
-    wrong(named(key), "is no number");
-  }
-  std::optional<double> optional_real(const std::string& key) const {
-    return has(key) ? std::optional(real(key)) : std::nullopt;
-  }
-  std::int64_t integer(const std::string& key) const {
-    if (!at(key).is_number_integer()) wrong(named(key), "is no whole number");
-    return at(key).get<std::int64_t>();
-  }
-  int small_integer(const std::string& key) const { return static_cast<int>(integer(key)); }
-  std::string text(const std::string& key) const {
-    if (!at(key).is_string()) wrong(named(key), "is no text");
-    return at(key).get<std::string>();
-  }
-  bool flag(const std::string& key) const {
-    if (!at(key).is_boolean()) wrong(named(key), "is neither true nor false");
-    return at(key).get<bool>();
-  }
-  Spread spread(const std::string& key) const {
-    const Fields fields = section(key);
-    return {fields.real("min"), fields.real("mean"), fields.real("max")};
-  }
-  std::map<std::string, std::string> texts(const std::string& key) const {
-    std::map<std::string, std::string> texts;
-    const Fields fields = section(key);
-    for (const auto& item : fields.json_.items()) texts[item.key()] = fields.text(item.key());
-    return texts;
-  }
-  const Json& list(const std::string& key) const {
-    if (!at(key).is_array()) wrong(named(key), "is no list");
-    return at(key);
-  }
-  void require_our_version() const {
-    const std::int64_t version = integer("schema_version");
-    if (version == kSchemaVersion) return;
-    throw Error(str("schema version ", version, "; this program reads version ", kSchemaVersion), ExitCode::data);
-  }
-
- private:
-  std::string named(const std::string& key) const { return path_.empty() ? key : str(path_, ".", key); }
-  const Json& json_;
-  std::string path_;
-};
 
 Json parsed(const std::string& text) {
   try {
@@ -225,6 +160,23 @@ void read_memory(const Fields& fields, EpochRecord& record) {
   record.device_memory_used_bytes = fields.integer("device_memory_used_bytes");
   if (fields.has("library_bytes")) record.library_bytes = fields.integer("library_bytes");
   if (fields.has("data_store_bytes")) record.data_store_bytes = fields.spread("data_store_bytes");
+}
+
+void read_staleness(const Fields& fields, EpochRecord& record) {
+  if (!fields.has("staleness")) return;
+  for (const Json& item : fields.list("staleness")) {
+    const Fields stage(item, "staleness[]");
+    StalenessRecord& one = record.staleness.emplace_back();
+    one.stage = stage.small_integer("stage");
+    one.updates = stage.integer("updates");
+    one.samples_per_update = stage.real("samples_per_update");
+    for (const Json& count : stage.list("updates_behind")) {
+      if (!count.is_number_integer()) wrong("staleness[].updates_behind", "holds something other than counts");
+      one.updates_behind.push_back(count.get<std::int64_t>());
+    }
+    one.versions = stage.small_integer("versions");
+    one.weight_drift = stage.real("weight_drift");
+  }
 }
 
 void read_comm(const Fields& fields, EpochRecord& record) {
@@ -362,6 +314,7 @@ std::string to_json_line(const EpochRecord& record) {
       {"device_memory_used_bytes", record.device_memory_used_bytes},
       {"library_bytes", record.library_bytes},
       {"data_store_bytes", record.data_store_bytes ? bytes(*record.data_store_bytes) : Json()},
+      {"staleness", staleness(record.staleness)},
       {"comm", comm(record.comm)},
       {"extrapolated", record.extrapolated},
   };
@@ -387,6 +340,7 @@ EpochRecord epoch_from_json_line(const std::string& line) {
   if (fields.has("loss_scale")) record.loss_scale = fields.real("loss_scale");
   if (fields.has("skipped_steps")) record.skipped_steps = fields.integer("skipped_steps");
   read_memory(fields, record);
+  read_staleness(fields, record);
   read_comm(fields, record);
   record.extrapolated = fields.flag("extrapolated");
   return record;

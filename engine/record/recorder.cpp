@@ -68,6 +68,25 @@ MemoryByKind read_memory(Numbers& numbers) {
   return memory;
 }
 
+void append(std::vector<double>& numbers, const StalenessRecord& staleness) {
+  numbers.insert(numbers.end(), {static_cast<double>(staleness.stage), static_cast<double>(staleness.updates),
+                                 staleness.samples_per_update, static_cast<double>(staleness.versions),
+                                 staleness.weight_drift, static_cast<double>(staleness.updates_behind.size())});
+  for (const std::int64_t count : staleness.updates_behind) numbers.push_back(static_cast<double>(count));
+}
+
+StalenessRecord read_staleness(Numbers& numbers) {
+  StalenessRecord staleness;
+  staleness.stage = static_cast<int>(numbers.integer());
+  staleness.updates = numbers.integer();
+  staleness.samples_per_update = numbers.real();
+  staleness.versions = static_cast<int>(numbers.integer());
+  staleness.weight_drift = numbers.real();
+  staleness.updates_behind.resize(numbers.count());
+  for (std::int64_t& count : staleness.updates_behind) count = numbers.integer();
+  return staleness;
+}
+
 template <typename Value>
 Spread spread_over(const std::vector<RankEpoch>& ranks, Value value) {
   std::vector<double> values;
@@ -330,6 +349,8 @@ std::vector<double> encode(const RankEpoch& epoch) {
     numbers.insert(numbers.end(), {static_cast<double>(record.calls), static_cast<double>(record.bytes), record.busy_s,
                                    record.exposed_s});
   }
+  numbers.push_back(epoch.staleness ? 1.0 : 0.0);
+  if (epoch.staleness) append(numbers, *epoch.staleness);
   return numbers;
 }
 
@@ -361,6 +382,7 @@ RankEpoch decode(std::span<const double> encoded) {
     record.busy_s = numbers.real();
     record.exposed_s = numbers.real();
   }
+  if (numbers.count() > 0) epoch.staleness = read_staleness(numbers);
   return epoch;
 }
 
@@ -405,6 +427,11 @@ EpochRecord merge(const std::vector<RankEpoch>& ranks, const EpochFacts& facts) 
   merge_times(ranks, record);
   merge_memory(ranks, record);
   merge_comm(ranks, record);
+  for (const RankEpoch& rank : ranks) {  // the replicas of a stage all have its numbers
+    const bool is_new =
+        rank.staleness && (record.staleness.empty() || record.staleness.back().stage < rank.staleness->stage);
+    if (is_new) record.staleness.push_back(*rank.staleness);
+  }
   merge_speed(ranks, facts, record);
   return record;
 }

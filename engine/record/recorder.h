@@ -43,8 +43,9 @@ struct RankEpoch {
   MemoryByKind memory_peak, memory_predicted;
   std::int64_t memory_peak_total = 0;
   std::int64_t device_memory_used = 0, library_bytes = 0;
-  std::int64_t data_store = 0;             ///< bytes of host memory that samples of the data store take; 0 without one
-  std::map<std::string, CommRecord> comm;  ///< of this rank's training, without evaluation, keyed by "axis.operation"
+  std::int64_t data_store = 0;  ///< bytes of host memory that samples of the data store take; 0 without one
+  std::optional<StalenessRecord> staleness;  ///< of this rank's stage
+  std::map<std::string, CommRecord> comm;    ///< of this rank's training, without evaluation, keyed by "axis.operation"
 
   double phase(Phase phase) const { return phase_s[static_cast<std::size_t>(phase)]; }
 };

@@ -37,6 +37,17 @@ struct CommRecord {
   double busy_s = 0.0, exposed_s = 0.0;
 };
 
+/// How old the weights were that gradients were computed with, on one stage of a pipeline that does not wait for its
+/// updates, in one epoch.
+struct StalenessRecord {
+  int stage = 0;
+  std::int64_t updates = 0;
+  double samples_per_update = 0.0;
+  std::vector<std::int64_t> updates_behind;  ///< [i]: updates whose gradients belong to weights of i updates before
+  int versions = 1;                          ///< different weights that the stage held at the end
+  double weight_drift = 0.0;  ///< |newest - oldest| / |oldest| of these weights, Euclidean; 0 with one version
+};
+
 /// One line of epochs.jsonl.
 struct EpochRecord {
   std::int64_t epoch = 0, steps = 0, samples = 0, tokens = 0;
@@ -65,6 +76,7 @@ struct EpochRecord {
   std::int64_t device_memory_used_bytes = 0;  ///< as the driver or the system sees it, of the fullest rank
   std::int64_t library_bytes = 0;             ///< device memory of libraries and reductions, outside the arena
   std::optional<Spread> data_store_bytes;     ///< host memory of samples; empty without a data store
+  std::vector<StalenessRecord> staleness;     ///< by stage; empty when no weights are ever stale
   std::map<std::string, CommRecord> comm;     ///< keyed by "axis.operation"
   bool extrapolated = false;                  ///< epoch_s was extrapolated from measured steps
 };

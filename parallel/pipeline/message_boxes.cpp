@@ -1,15 +1,12 @@
 #include "parallel/pipeline/message_boxes.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace pdl {
-namespace {
 
-constexpr std::size_t kPostedAtATime = 2;  ///< the one that is wanted and the one after it
-
-}  // namespace
-
-void Inbox::allocate(Device& device, const std::vector<Pool>& pools, MemoryKind kind) {
+void Inbox::allocate(Device& device, const std::vector<Pool>& pools, MemoryKind kind, std::size_t ahead) {
+  ahead_ = ahead;
   for (const Pool& pool : pools) {
     std::vector<Place>& places = pools_.emplace_back();
     for (int i = 0; i < pool.count; ++i) places.push_back({.buffer = device.allocate(pool.bytes, kind)});
@@ -31,8 +28,13 @@ void Inbox::expect(std::vector<Expected> messages) {
   turns_.assign(turns_.size(), 0);
 }
 
+void Inbox::expect_only(std::size_t count) {
+  PDL_CHECK(posted_.size() <= count, posted_.size(), " messages are expected already, of ", count, " that will come");
+  messages_.resize(std::min(count, messages_.size()));
+}
+
 void Inbox::post(Communicator& from, Stream& stream) {
-  while (posted_.size() < messages_.size() && posted_.size() < taken_ + kPostedAtATime) {
+  while (posted_.size() < messages_.size() && posted_.size() < taken_ + ahead_) {
     const Expected& message = messages_[posted_.size()];
     Place& place = place_for(message);
     if (!place.is_free) return;

@@ -23,13 +23,15 @@ class Inbox {
     int count = 0;
     std::int64_t bytes = 0;  ///< of each
   };
-  /// Takes the buffers of each pool.
-  void allocate(Device& device, const std::vector<Pool>& pools, MemoryKind kind);
+  /// Takes the buffers of each pool. Up to `ahead` messages are posted beyond those that were taken.
+  void allocate(Device& device, const std::vector<Pool>& pools, MemoryKind kind, std::size_t ahead = 2);
   static std::int64_t bytes_of(const std::vector<Pool>& pools);
 
   /// What will come, in the order of sending. All of the run before has been taken.
   void expect(std::vector<Expected> messages);
-  /// Posts what may be posted: one message ahead of the one that is taken next, where its buffer is free.
+  /// Only the first `count` of them will come; none beyond is posted yet.
+  void expect_only(std::size_t count);
+  /// Posts what may be posted: by default one message ahead of the one that is taken next, where its buffer is free.
   void post(Communicator& from, Stream& stream);
   /// The next message; waits for it.
   Tensor take(Communicator& from, Stream& stream);
@@ -54,7 +56,7 @@ class Inbox {
   std::vector<std::size_t> turns_;  ///< by pool: messages posted in this run
   std::vector<Expected> messages_;
   std::vector<Posted> posted_;  ///< the first of messages_
-  std::size_t taken_ = 0;
+  std::size_t taken_ = 0, ahead_ = 2;
 };
 
 class Outbox {

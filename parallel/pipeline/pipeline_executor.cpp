@@ -115,6 +115,7 @@ void PipelineExecutor::run(const Schedule& schedule, int rank, PipelineHost& hos
   Phase phase = Phase::other;
   for (std::size_t place = 0; place < actions.size(); ++place) {
     const Action& action = actions[place];
+    if (action.micro_batch >= run.limit) continue;
     if (phase_of(action.act) != phase) observer.phase(phase = phase_of(action.act));
     inputs_.post(*activations_, stream);
     output_gradients_.post(*gradients_, stream);
@@ -124,6 +125,8 @@ void PipelineExecutor::run(const Schedule& schedule, int rank, PipelineHost& hos
     }
     activations_->progress();
     gradients_->progress();
+    host.progress();
+    if (host.limit() < run.limit) cut_short(run);
   }
   outputs_.drain(stream);
   input_gradients_.drain(stream);
@@ -153,6 +156,19 @@ void PipelineExecutor::begin(Run& run) {
   }
   inputs_.expect(std::move(inputs));
   output_gradients_.expect(std::move(gradients));
+}
+
+/// What belongs to micro-batches beyond the host's limit will not come.
+void PipelineExecutor::cut_short(Run& run) {
+  run.limit = run.host.limit();
+  std::size_t inputs = 0, gradients = 0;
+  for (const Action& action : run.schedule.ranks[static_cast<std::size_t>(run.rank)].actions) {
+    if (action.micro_batch >= run.limit) continue;
+    if (action.act == Act::receive_activation) ++inputs;
+    if (action.act == Act::receive_gradient) ++gradients;
+  }
+  inputs_.expect_only(inputs);
+  output_gradients_.expect_only(gradients);
 }
 
 void PipelineExecutor::act(Run& run, const Action& action) {

@@ -8,6 +8,7 @@
 //
 // Which memory a micro-batch gets follows from its place in the list, so the same step uses the same memory each time.
 
+#include <climits>
 #include <memory>
 #include <vector>
 
@@ -44,6 +45,11 @@ class PipelineHost {
   virtual void reduce(int version) = 0;
   /// From then on gradients add up anew.
   virtual void update(int version) = 0;
+  /// Micro-batches from this one on are left out, with all that belongs to them. May fall during a run, on all ranks to
+  /// the same number, as long as no rank has yet posted or done anything for them.
+  virtual int limit() const { return INT_MAX; }
+  /// Called between actions: lets the host's own messages move.
+  virtual void progress() {}
 };
 
 /// How large what an executor holds must be.
@@ -90,6 +96,7 @@ class PipelineExecutor {
     std::vector<std::size_t> last_pass = {};  ///< by micro-batch: place in the list
     std::vector<int> saves = {};              ///< by chunk: passes that took a slot so far
     std::int64_t gathered = 0;                ///< samples whose outputs are gathered so far
+    int limit = INT_MAX;                      ///< as the host last said
   };
   /// Slots of a part.
   struct Room {
@@ -102,6 +109,7 @@ class PipelineExecutor {
   std::int64_t largest_input() const;   ///< likewise, of what is received
   std::int64_t gathered_bytes() const;
   void begin(Run& run);
+  void cut_short(Run& run);
   void act(Run& run, const Action& action);
   void forward(Run& run, const Action& action);
   void recompute(Run& run, const Action& action);

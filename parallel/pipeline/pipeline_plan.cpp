@@ -14,9 +14,14 @@ PipelinePlan::PipelinePlan(const EngineContext& context, PipelineOptions options
       dense_(make_param_store(layers_, 0, static_cast<int>(layers_.size()))) {
   PDL_CHECK(static_cast<int>(options_.balance.size()) == options_.stages * options_.chunks, "a balance of ",
             options_.balance.size(), " stages");
-  check_schedule(training(options_.micro_batches));
-  check_schedule(evaluation(options_.micro_batches));
-  for (int rank = 0; rank < options_.stages; ++rank) {
+  if (options_.replicas.empty()) options_.replicas.assign(static_cast<std::size_t>(options_.stages), 1);
+  for (int stage = 0; stage < options_.stages; ++stage) {
+    first_rank_.push_back(ranks());
+    stage_of_.insert(stage_of_.end(), static_cast<std::size_t>(replicas_of(stage)), stage);
+  }
+  check_schedule(training(scheduled()));
+  check_schedule(evaluation(scheduled()));
+  for (const int rank : first_rank_) {
     for (const std::unique_ptr<StagePart>& part : make_parts(rank)) {
       for (const Param& param : part->store.params()) {
         if (param.spec.tied_to.empty()) continue;  // what is tied within a stage has no range of its own
@@ -29,7 +34,7 @@ PipelinePlan::PipelinePlan(const EngineContext& context, PipelineOptions options
 }
 
 Schedule PipelinePlan::evaluation(int micro_batches) const {
-  return forward_only(options_.stages, micro_batches, options_.chunks, options_.gathered_loss);
+  return forward_only(options_.replicas, micro_batches, options_.chunks, options_.gathered_loss);
 }
 
 /// Layers [first, last) of a virtual stage. The last one has the loss unless it is gathered.
@@ -51,21 +56,21 @@ std::vector<std::unique_ptr<StagePart>> PipelinePlan::make_parts(int rank) const
                                                 context_.training.dtype, context_.backend));
   };
   for (int chunk = 0; chunk < options_.chunks; ++chunk) {
-    const auto [first, last] = layer_range(chunk * options_.stages + rank);
+    const auto [first, last] = layer_range(chunk * options_.stages + stage_of(rank));
     add(first, last);
   }
   const int layers = static_cast<int>(layers_.size());
-  if (options_.gathered_loss && rank + 1 == options_.stages) add(layers - 1, layers);
+  if (options_.gathered_loss && stage_of(rank) + 1 == options_.stages) add(layers - 1, layers);
   return parts;
 }
 
 ExecutorSize PipelinePlan::executor_size(int rank) const {
-  const Schedule schedule = training(options_.micro_batches);
+  const Schedule schedule = training(scheduled());
   ExecutorSize size{.needs = needs_of(schedule, rank),
                     .send_buffers = schedule.send_buffers,
                     .max_samples = largest_micro_batch(),
                     .gathered_samples = context_.training.global_batch};
-  const RankNeeds evaluating = needs_of(evaluation(options_.micro_batches), rank);
+  const RankNeeds evaluating = needs_of(evaluation(scheduled()), rank);
   for (std::size_t chunk = 0; chunk < size.needs.chunks.size(); ++chunk) {
     ChunkNeeds& needs = size.needs.chunks[chunk];
     needs.inputs = std::max(needs.inputs, evaluating.chunks[chunk].inputs);
@@ -74,13 +79,15 @@ ExecutorSize PipelinePlan::executor_size(int rank) const {
   return size;
 }
 
-StageNeeds PipelinePlan::data_needs(int rank) const { return {rank == 0, rank + 1 == options_.stages}; }
+StageNeeds PipelinePlan::data_needs(int rank) const {
+  return {stage_of(rank) == 0, stage_of(rank) + 1 == options_.stages};
+}
 
 /// On a GPU one more, so that the next micro-batch travels while the device still works on those that are held.
 int PipelinePlan::held(int rank, bool training_step) const {
-  const Schedule schedule = training_step ? training(options_.micro_batches) : evaluation(options_.micro_batches);
+  const Schedule schedule = training_step ? training(scheduled()) : evaluation(scheduled());
   const int ahead = context_.device.info().kind == "cpu" ? 0 : 1;
-  return std::min(needs_of(schedule, rank).micro_batches + ahead, options_.micro_batches);
+  return std::min(needs_of(schedule, rank).micro_batches + ahead, scheduled());
 }
 
 std::unique_ptr<StageFeeder> PipelinePlan::make_feeder(int rank, const Dataset& dataset, bool training_step) const {
@@ -92,7 +99,7 @@ int PipelinePlan::owner_of(int dense_index) const {
   const int layer = dense_.params()[static_cast<std::size_t>(dense_index)].layer;
   for (int stage = 0; stage < static_cast<int>(options_.balance.size()); ++stage) {
     const auto [first, last] = layer_range(stage);
-    if (layer >= first && layer < last) return stage % options_.stages;
+    if (layer >= first && layer < last) return first_rank_of(stage % options_.stages);
   }
   PDL_CHECK(false, "layer ", layer, " is on no stage");
   return -1;

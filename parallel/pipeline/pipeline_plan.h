@@ -16,18 +16,21 @@
 namespace pdl {
 
 struct PipelineOptions {
-  Balance balance;             ///< layers of each virtual stage
-  int stages = 1, chunks = 1;  ///< ranks, and virtual stages on each
-  int micro_batches = 1;       ///< of a step, where it has as many samples
+  Balance balance;                 ///< layers of each virtual stage
+  int stages = 1, chunks = 1;      ///< and virtual stages on each rank
+  std::vector<int> replicas = {};  ///< ranks of each stage; empty: one each. Ranks count stage by stage
+  int micro_batches = 1;           ///< of a step, where it has as many samples
+  /// Micro-batches of the schedule from which follows what a rank must hold, where steps overlap; 0: those of a step.
+  int scheduled = 0;
   bool gathered_loss = false;  ///< the loss is left out of the last stage and computed once all outputs are there
-  std::function<Schedule(int micro_batches)> schedule;  ///< of a training step
+  std::function<Schedule(int micro_batches)> schedule;  ///< of a training step, or of so many micro-batches in a row
 };
 
 /// A parameter that two stages hold, each in its own store: equal at the start, and equal for ever when both are
 /// updated with the sum of their gradients.
 struct TiedPair {
   std::string name, copy_name;  ///< of the parameter, and of what is tied to it
-  int rank = 0, copy_rank = 0;
+  int rank = 0, copy_rank = 0;  ///< the first ones of the two stages
   std::int64_t elements = 0;
 };
 
@@ -38,6 +41,10 @@ class PipelinePlan {
 
   const PipelineOptions& options() const { return options_; }
   const LayerList& layers() const { return layers_; }
+  int ranks() const { return static_cast<int>(stage_of_.size()); }
+  int stage_of(int rank) const { return stage_of_[static_cast<std::size_t>(rank)]; }
+  int first_rank_of(int stage) const { return first_rank_[static_cast<std::size_t>(stage)]; }
+  int replicas_of(int stage) const { return options_.replicas[static_cast<std::size_t>(stage)]; }
   Schedule training(int micro_batches) const { return options_.schedule(micro_batches); }
   Schedule evaluation(int micro_batches) const;
 
@@ -46,7 +53,7 @@ class PipelinePlan {
   ExecutorSize executor_size(int rank) const;
   std::unique_ptr<StageFeeder> make_feeder(int rank, const Dataset& dataset, bool training) const;
   const std::vector<TiedPair>& tied() const { return tied_; }
-  /// The dense model's parameters, in registration order, and the rank that has each.
+  /// The dense model's parameters, in registration order, and the first rank that has each.
   const ParamStore& dense() const { return dense_; }
   int owner_of(int dense_index) const;
   /// Elements of other ranks' parameters that rank 0 receives at a time when it visits all; 0 when it has them all.
@@ -62,10 +69,12 @@ class PipelinePlan {
   std::pair<int, int> layer_range(int virtual_stage) const;
   StageNeeds data_needs(int rank) const;
   int held(int rank, bool training) const;
+  int scheduled() const { return options_.scheduled > 0 ? options_.scheduled : options_.micro_batches; }
   std::int64_t largest_micro_batch() const;
 
   const EngineContext& context_;
   PipelineOptions options_;
+  std::vector<int> stage_of_, first_rank_;  ///< by rank, by stage
   LayerList layers_;
   ParamStore dense_;
   std::vector<TiedPair> tied_;

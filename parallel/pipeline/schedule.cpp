@@ -29,9 +29,9 @@ class RankWriter {
   }
   void recompute(int micro_batch) { actions_.push_back({.act = Act::recompute, .micro_batch = micro_batch}); }
   void loss(int micro_batch) { actions_.push_back({.act = Act::loss, .micro_batch = micro_batch}); }
-  void reduce_and_update(int version) {
-    actions_.push_back({.act = Act::reduce, .version = version});
-    actions_.push_back({.act = Act::update, .version = version});
+  void reduce_and_update(int version, int last_micro_batch = 0) {
+    actions_.push_back({.act = Act::reduce, .micro_batch = last_micro_batch, .version = version});
+    actions_.push_back({.act = Act::update, .micro_batch = last_micro_batch, .version = version});
   }
 
  private:
@@ -187,8 +187,10 @@ int warm_up_depth(const std::vector<int>& replicas, int stage) {
   return later / replicas[static_cast<std::size_t>(stage)];
 }
 
-Schedule continuous(const std::vector<int>& replicas, int mini_batches) {
+Schedule continuous(const std::vector<int>& replicas, int mini_batches, Stashing stashing) {
   Schedule schedule = blank("1F1B without flush", replicas, mini_batches);
+  schedule.same_weights = stashing != Stashing::none;
+  const int first_depth = warm_up_depth(replicas, 0);
   for (int rank = 0; rank < static_cast<int>(schedule.ranks.size()); ++rank) {
     RankSchedule& mine = schedule.ranks[static_cast<std::size_t>(rank)];
     const int replica_count = replicas[static_cast<std::size_t>(mine.stage)];
@@ -196,12 +198,15 @@ Schedule continuous(const std::vector<int>& replicas, int mini_batches) {
     const int rounds = mini_batches / replica_count;
     const int depth = warm_up_depth(replicas, mine.stage), warm = std::min(depth, rounds);
     RankWriter writer(schedule, rank);
-    // Round k of this stage sees the weights after update k - depth.
-    const auto version = [depth](int round) { return std::max(0, round - depth); };
+    // When round k comes to this stage, its newest weights are those after update k - depth; when round k comes back,
+    // those after update k.
+    const int lag = stashing == Stashing::vertical_sync ? first_depth : depth;
+    const auto version = [lag](int round) { return std::max(0, round - lag); };
     const auto forward = [&](int round) { writer.forward(round * replica_count + mine.replica, 0, version(round)); };
     const auto backward = [&](int round) {
-      writer.backward(round * replica_count + mine.replica, 0, version(round));
-      writer.reduce_and_update(round);
+      const int mini_batch = round * replica_count + mine.replica;
+      writer.backward(mini_batch, 0, stashing == Stashing::none ? round : version(round));
+      writer.reduce_and_update(round, mini_batch);
     };
     for (int round = 0; round < warm; ++round) forward(round);
     for (int round = 0; round + warm < rounds; ++round) {
@@ -210,7 +215,7 @@ Schedule continuous(const std::vector<int>& replicas, int mini_batches) {
     }
     for (int round = rounds - warm; round < rounds; ++round) backward(round);
     mine.in_flight = std::min(depth + 1, rounds);
-    mine.versions = depth + 1;
+    mine.versions = stashing == Stashing::none ? 1 : lag + 1;
   }
   return schedule;
 }
@@ -224,7 +229,7 @@ Schedule double_buffered(int stages, int micro_batches, int batches) {
     const auto version = [&](int i) { return std::max(0, i / micro_batches - 1); };
     const auto backward = [&](int i) {
       writer.backward(i, 0, version(i));
-      if ((i + 1) % micro_batches == 0) writer.reduce_and_update(i / micro_batches);
+      if ((i + 1) % micro_batches == 0) writer.reduce_and_update(i / micro_batches, i);
     };
     for (int i = 0; i < warm; ++i) writer.forward(i, 0, version(i));
     for (int i = 0; i + warm < total; ++i) {
@@ -238,11 +243,30 @@ Schedule double_buffered(int stages, int micro_batches, int batches) {
   return schedule;
 }
 
-Schedule forward_only(int stages, int micro_batches, int chunks, bool gathered_loss) {
-  Schedule schedule = blank("forward", unreplicated(stages), micro_batches, chunks);
-  for (int rank = 0; rank < stages; ++rank) {
+Schedule flushed(int stages, int micro_batches, int batches) {
+  Schedule schedule = blank("1F1B", unreplicated(stages), micro_batches * batches);
+  const Schedule one = one_forward_one_backward(stages, micro_batches);
+  for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+    schedule.ranks[rank].in_flight = one.ranks[rank].in_flight;
+    for (int batch = 0; batch < batches; ++batch) {
+      for (Action action : one.ranks[rank].actions) {
+        const bool ends = action.act == Act::reduce || action.act == Act::update;
+        action.micro_batch = batch * micro_batches + (ends ? micro_batches - 1 : action.micro_batch);
+        action.version = batch;
+        schedule.ranks[rank].actions.push_back(action);
+      }
+    }
+  }
+  return schedule;
+}
+
+Schedule forward_only(const std::vector<int>& replicas, int micro_batches, int chunks, bool gathered_loss) {
+  Schedule schedule = blank("forward", replicas, micro_batches, chunks);
+  for (int rank = 0; rank < static_cast<int>(schedule.ranks.size()); ++rank) {
     RankWriter writer(schedule, rank);
-    for (const auto& [micro_batch, chunk] : interleaved_order(micro_batches, chunks, stages)) {
+    const RankSchedule& mine = schedule.ranks[static_cast<std::size_t>(rank)];
+    for (const auto& [micro_batch, chunk] : interleaved_order(micro_batches, chunks, schedule.stages)) {
+      if (schedule.rank_of(mine.stage, micro_batch) != rank) continue;
       writer.forward(micro_batch, chunk, 0, false);
       if (gathered_loss && schedule.virtual_stage(rank, chunk) + 1 == schedule.virtual_stages())
         writer.loss(micro_batch);

@@ -36,7 +36,7 @@ struct Action {
   int micro_batch = 0;
   int chunk = 0;
   /// forward, recompute, backward: the weights it uses, as the number of updates that made them; reduce, update: the
-  /// weights that are updated.
+  /// weights that are updated, of which `micro_batch` is the last one to have gradients.
   int version = 0;
   int peer = -1;     ///< the other rank of a message
   bool keep = true;  ///< forward: what backward needs stays; else it is computed again by `recompute`
@@ -58,6 +58,7 @@ struct Schedule {
   /// Messages of one kind (activations, gradients) that a rank may have sent without the other side having received
   /// them: one on its way, one that is being written. A further one waits for the oldest.
   int send_buffers = 2;
+  bool same_weights = true;  ///< a micro-batch uses the same weights forward and backward
   std::vector<RankSchedule> ranks;
 
   int virtual_stages() const { return stages * chunks; }
@@ -81,10 +82,17 @@ Schedule one_forward_one_backward(int stages, int micro_batches);
 /// at least as many micro-batches as stages.
 Schedule interleaved(int stages, int micro_batches, int chunks, int group = 0);
 
+/// Which weights a mini-batch uses where updates go on between its forward and its backward pass.
+enum class Stashing {
+  stash,         ///< in both those that are the newest when it first comes to the stage
+  none,          ///< the newest each time: two different ones, so what backward computes is no gradient
+  vertical_sync  ///< in both, and on every stage, those that were the newest on the first stage
+};
+
 /// 1F1B without flush (Narayanan et al. 2019, PipeDream's 1F1B-RR): a stage updates after each round of its replicas'
-/// mini-batches, `replicas[s]` for stage s; a mini-batch uses the same weights forward and backward. Every replica
-/// count divides the number of mini-batches.
-Schedule continuous(const std::vector<int>& replicas, int mini_batches);
+/// mini-batches, `replicas[s]` for stage s. Every replica count divides the number of mini-batches; with vertical_sync
+/// there are no replicas.
+Schedule continuous(const std::vector<int>& replicas, int mini_batches, Stashing stashing = Stashing::stash);
 /// Mini-batches that a replica of the stage starts before its first backward, when there are enough.
 int warm_up_depth(const std::vector<int>& replicas, int stage);
 
@@ -93,8 +101,11 @@ int warm_up_depth(const std::vector<int>& replicas, int stage);
 /// versions suffice when micro_batches >= stages - 1; with fewer the schedule cannot be run, as its check says.
 Schedule double_buffered(int stages, int micro_batches, int batches);
 
-/// Evaluation: forwards only.
-Schedule forward_only(int stages, int micro_batches, int chunks, bool gathered_loss = false);
+/// 1F1B with a flush and an update after every `micro_batches`, `batches` times.
+Schedule flushed(int stages, int micro_batches, int batches);
+
+/// Evaluation: forwards only. Replicas take turns; with `chunks` above 1 there are none.
+Schedule forward_only(const std::vector<int>& replicas, int micro_batches, int chunks, bool gathered_loss = false);
 
 /// What a rank computes, messages left out: "F0 F1 B0 U0". Chunks show as "F0.1" where there are several, versions as
 /// "F0@1" where there are several. R: recompute, L: gathered loss, U: update.

@@ -162,7 +162,7 @@ class Play {
       if (here.backward) return describe(action) + " a second time";
       if (!here.saved) return describe(action) + " without what forward saved: it has to be recomputed first";
       if (!is_last && !here.gradient) return describe(action) + " without having received its gradient";
-      if (action.version != here.version) {
+      if (schedule_.same_weights && action.version != here.version) {
         return str(describe(action), " with weights of version ", action.version, "; forward used ", here.version);
       }
       here.backward = true;

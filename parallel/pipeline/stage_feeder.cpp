@@ -96,27 +96,41 @@ std::int64_t StageFeeder::device_bytes(const EngineContext& context, StageNeeds 
   return held * PlaceLayout(context.model, context.training.dtype, needs, samples).bytes;
 }
 
-std::vector<Part> StageFeeder::parts_of(std::int64_t step) const {
-  return cut_step(static_cast<std::int64_t>(plan_->step_ids(step).size()), micro_batches_);
+void StageFeeder::begin(const EpochPlan& plan) {
+  std::vector<std::span<const std::int64_t>> micro_batches;
+  for (std::int64_t step = 0; step < plan.steps(); ++step) {
+    const std::span<const std::int64_t> ids = plan.step_ids(step);
+    for (const Part part : cut_step(static_cast<std::int64_t>(ids.size()), micro_batches_)) {
+      micro_batches.push_back(ids.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.count)));
+    }
+  }
+  plan_ = &plan;
+  count_ = 0;
+  restart(std::move(micro_batches));
 }
 
-void StageFeeder::begin(const EpochPlan& plan) {
+void StageFeeder::begin(std::vector<std::span<const std::int64_t>> micro_batches) {
+  plan_ = nullptr;
+  count_ = micro_batches.size();
+  restart(std::move(micro_batches));
+}
+
+void StageFeeder::restart(std::vector<std::span<const std::int64_t>> micro_batches) {
   copies_->synchronize();
   while (loader_ && loader_->outstanding() > 0) loader_->next();
   for (Place& place : places_) place.is_free = true;
-  plan_ = &plan;
+  all_ = std::move(micro_batches);
   step_ = -1;
-  parts_.clear();
-  next_ = sent_ = 0;
-  ahead_step_ = 0;
-  ahead_part_ = 0;
+  first_ = next_ = sent_ = ahead_ = 0;
   read_ahead();
 }
 
 std::span<const Part> StageFeeder::begin_step() {
   PDL_CHECK(plan_ != nullptr && step_ + 1 < plan_->steps(), "no step left in the plan");
-  PDL_CHECK(next_ == parts_.size(), "a step of ", parts_.size(), " micro-batches ends after ", next_);
-  parts_ = parts_of(++step_);
+  PDL_CHECK(next_ == count_, "a step of ", count_, " micro-batches ends after ", next_);
+  parts_ = cut_step(static_cast<std::int64_t>(plan_->step_ids(++step_).size()), micro_batches_);
+  first_ += count_;
+  count_ = parts_.size();
   next_ = sent_ = 0;
   return parts_;
 }
@@ -143,19 +157,18 @@ void StageFeeder::release(int index, Stream& stream) {
 }
 
 void StageFeeder::send_ahead() {
-  if (sends_ahead_ && sent_ == next_ && sent_ < parts_.size() && places_[sent_ % places_.size()].is_free) send();
+  if (sends_ahead_ && sent_ == next_ && sent_ < count_ && places_[sent_ % places_.size()].is_free) send();
 }
 
 void StageFeeder::send() {
   Place& place = places_[sent_ % places_.size()];
   PDL_CHECK(place.is_free, "micro-batch ", sent_, " is to take the place of one that is still held");
-  const Part part = parts_[sent_++];
+  const std::span<const std::int64_t> ids = all_[first_ + sent_++];
   place.is_free = false;
-  place.size = part.count;
+  place.size = static_cast<std::int64_t>(ids.size());
   copies_->synchronize();  // what was sent before has left the loader's memory
   copies_->wait(*place.used);
-  const std::int64_t* ids = plan_->step_ids(step_).data() + part.begin;
-  device_.copy(place.sample_ids.raw(), ids, place.sample_ids.rows(0, part.count).bytes(), *copies_);
+  device_.copy(place.sample_ids.raw(), ids.data(), place.sample_ids.rows(0, place.size).bytes(), *copies_);
   if (loader_) {
     const HostBatch& host = loader_->next();
     if (needs_.input) {
@@ -171,17 +184,7 @@ void StageFeeder::send() {
 }
 
 void StageFeeder::read_ahead() {
-  while (loader_ && ahead_step_ < plan_->steps() && loader_->outstanding() < loader_->capacity()) {
-    const std::vector<Part> parts = parts_of(ahead_step_);
-    if (ahead_part_ == parts.size()) {
-      ++ahead_step_;
-      ahead_part_ = 0;
-      continue;
-    }
-    const Part part = parts[ahead_part_++];
-    loader_->push(plan_->step_ids(ahead_step_)
-                      .subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.count)));
-  }
+  while (loader_ && ahead_ < all_.size() && loader_->outstanding() < loader_->capacity()) loader_->push(all_[ahead_++]);
 }
 
 }  // namespace pdl

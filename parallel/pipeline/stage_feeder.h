@@ -37,6 +37,8 @@ class StageFeeder {
 
   /// Starts on a plan; what was read ahead of an abandoned plan is dropped.
   void begin(const EpochPlan& plan);
+  /// Starts on these micro-batches, given as sample ids that stay valid, all in one step that has begun.
+  void begin(std::vector<std::span<const std::int64_t>> micro_batches);
   /// The micro-batches of the next step. All of the step before have been released.
   std::span<const Part> begin_step();
   /// The next micro-batch, on its way: work queued on `stream` from now on finds it there, until it is released. size,
@@ -58,7 +60,7 @@ class StageFeeder {
     bool is_free = true;
   };
   Place make_place(const EngineContext& context);
-  std::vector<Part> parts_of(std::int64_t step) const;
+  void restart(std::vector<std::span<const std::int64_t>> micro_batches);
   void send();
   void read_ahead();
 
@@ -72,12 +74,13 @@ class StageFeeder {
   std::unique_ptr<Stream> copies_;
   std::vector<Place> places_;
   const EpochPlan* plan_ = nullptr;
-  std::int64_t step_ = -1;  ///< the current one
-  std::vector<Part> parts_;
-  std::size_t next_ = 0;  ///< micro-batch of the current step that `next` gives
-  std::size_t sent_ = 0;  ///< micro-batches of the current step that are sent
-  std::int64_t ahead_step_ = 0;
-  std::size_t ahead_part_ = 0;
+  std::int64_t step_ = -1;                          ///< the current one
+  std::vector<std::span<const std::int64_t>> all_;  ///< micro-batches of all steps
+  std::size_t first_ = 0, count_ = 0;               ///< those of the current step
+  std::vector<Part> parts_;                         ///< likewise
+  std::size_t next_ = 0;                            ///< micro-batch of the current step that `next` gives
+  std::size_t sent_ = 0;                            ///< micro-batches of the current step that are sent
+  std::size_t ahead_ = 0;                           ///< micro-batches that the loader has been asked for
 };
 
 }  // namespace pdl

@@ -1,8 +1,7 @@
 #include "parallel/pipeline/staged_model.h"
 
-#include <algorithm>
-
 #include "parallel/comm/world.h"
+#include "parallel/pipeline/staged_parameters.h"
 
 namespace pdl {
 
@@ -100,40 +99,16 @@ void StagedModel::release(int micro_batch) {
 Tensor StagedModel::held_weights(int dense_index) const {
   const Param& wanted = plan_.dense().params()[static_cast<std::size_t>(dense_index)];
   for (const std::unique_ptr<StagePart>& part : parts_) {
-    const std::vector<Param>& params = part->store.params();
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      if (params[i].spec.name == wanted.spec.name) return part->store.view(part->store.weights(), static_cast<int>(i));
-    }
+    const Tensor range = range_of(part->store, part->store.weights(), wanted.spec.name);
+    if (range.defined()) return range;
   }
   PDL_CHECK(false, wanted.spec.name, " is not here");
   return {};
 }
 
-/// Other ranks' parameters come to rank 0 in parts, through a small buffer.
 void StagedModel::visit_parameters(const Engine::ParameterVisitor& visit) {
-  Stream& stream = context_.device.compute_stream();
-  const DType dtype = wide_dtype(context_.training.dtype);
-  std::vector<char> host;
-  for (int index = 0; index < static_cast<int>(plan_.dense().params().size()); ++index) {
-    const Param& param = plan_.dense().params()[static_cast<std::size_t>(index)];
-    const int owner = plan_.owner_of(index);
-    if (rank_ != 0 && rank_ != owner) continue;
-    const Tensor mine = rank_ == owner ? held_weights(index) : Tensor();
-    host.resize(rank_ == 0 ? static_cast<std::size_t>(param.count * size_of(dtype)) : 0);
-    const std::int64_t part = owner == 0 ? param.count : plan_.visit_elements();
-    for (std::int64_t begin = 0; begin < param.count; begin += part) {
-      const std::int64_t count = std::min(part, param.count - begin);
-      if (rank_ != 0) {
-        context_.world.send(mine.range(begin, count), 0, 0, stream).wait(stream);
-        continue;
-      }
-      const Tensor here = owner == 0 ? mine.range(begin, count) : landing_.tensor(dtype, Shape{count});
-      if (owner != 0) context_.world.recv(here, owner, 0, stream).wait(stream);
-      context_.device.copy(host.data() + begin * size_of(dtype), here.raw(), here.bytes(), stream);
-      stream.synchronize();
-    }
-    if (rank_ == 0) visit(param.spec, param.id, Tensor(host.data(), dtype, param.spec.shape()));
-  }
+  visit_staged_parameters(
+      context_, plan_, landing_, [this](int index) { return held_weights(index); }, visit);
 }
 
 }  // namespace pdl

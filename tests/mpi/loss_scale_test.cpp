@@ -30,19 +30,24 @@ std::string falls_once(double settled, int growth_interval, double growth_factor
              json_number(growth_factor), R"(, "growth_interval": )", growth_interval, "}");
 }
 
+std::unique_ptr<Experiment> make(const Candidate& engine, const std::string& model, Overrides overrides) {
+  overrides.push_back("training.deterministic=true");
+  overrides.insert(overrides.end(), engine.overrides.begin(), engine.overrides.end());
+  return make_experiment(test_world(), tiny_config(model), overrides);
+}
+
 /// Calls test(candidate) with each engine and variant that this number of ranks can run the model with.
 template <typename Test>
 void for_each_engine(const std::string& model, Test test) {
   for (const Candidate& candidate : candidates(test_world().info().size, model)) {
     INFO(candidate.name << ", " << model << " on " << test_world().info().size << " ranks");
-    test(candidate);
+    if (candidate.synchronous) {
+      test(candidate);
+    } else {
+      CHECK_THROWS_WITH(make(candidate, model, {R"(training.loss_scale={"name": "static", "scale": 2})"}),
+                        ContainsSubstring("cannot skip a step together"));
+    }
   }
-}
-
-std::unique_ptr<Experiment> make(const Candidate& engine, const std::string& model, Overrides overrides) {
-  overrides.push_back("training.deterministic=true");
-  overrides.insert(overrides.end(), engine.overrides.begin(), engine.overrides.end());
-  return make_experiment(test_world(), tiny_config(model), overrides);
 }
 
 /// The bytes of this rank's weights and moments.

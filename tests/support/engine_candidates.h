@@ -13,6 +13,7 @@ namespace pdl::testing {
 struct Candidate {
   std::string name;  ///< "ddp, defaults"
   std::vector<std::string> overrides;
+  bool synchronous = true;  ///< EngineDefinition::synchronous
 };
 
 /// All that run this model ("gpt2", "vgg") on so many ranks.
@@ -24,7 +25,8 @@ inline std::vector<Candidate> candidates(int ranks, const std::string& model) {
     variants.insert(variants.begin(), {"defaults", {}});
     for (const EngineVariant& variant : variants) {
       if (ranks % variant.rank_multiple != 0 || !model.starts_with(variant.models)) continue;
-      Candidate candidate{definition.name + ", " + variant.name, {"engine.name=" + definition.name}};
+      Candidate candidate{
+          definition.name + ", " + variant.name, {"engine.name=" + definition.name}, definition.synchronous};
       for (const std::string& knob : variant.knobs) candidate.overrides.push_back("engine." + knob);
       all.push_back(std::move(candidate));
     }

@@ -96,15 +96,15 @@ class CpuBackend final : public Backend {
   void sum_of_squares(Tensor totals, Tensor x, const UpdateSegment* segments, std::int64_t count) override;
 
   // optim.cpp
-  void sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum, const UpdateSegment* segments,
-                  std::int64_t count, const SgdScalars& scalars) override;
-  void adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
+  void sgd_update(Tensor values, Tensor from, Tensor rounded, Tensor grads, Tensor momentum,
+                  const UpdateSegment* segments, std::int64_t count, const SgdScalars& scalars) override;
+  void adam_update(Tensor values, Tensor from, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
                    const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) override;
   void lamb_direction(Tensor direction, Tensor norms, Tensor values, Tensor grads, Tensor first_moment,
                       Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
                       const AdamScalars& scalars) override;
-  void lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms, const UpdateSegment* segments,
-                  std::int64_t count, double lr) override;
+  void lamb_apply(Tensor values, Tensor from, Tensor rounded, Tensor direction, Tensor norms,
+                  const UpdateSegment* segments, std::int64_t count, double lr) override;
 
   // cpu_backend.cpp
   std::string name() const override;

@@ -37,19 +37,20 @@ struct SgdRule {
         decay(static_cast<T>(decays ? scalars.weight_decay : 0.0)),
         grad_scale(static_cast<T>(scalars.grad_scale)) {}
 
-  void plain(T* w, const T* grad, std::int64_t count) const {
+  // `w` may be `from`, here and below.
+  void plain(T* w, const T* from, const T* grad, std::int64_t count) const {
 #pragma omp simd
-    for (std::int64_t i = 0; i < count; ++i) w[i] -= lr * (grad[i] * grad_scale + decay * w[i]);
+    for (std::int64_t i = 0; i < count; ++i) w[i] = from[i] - lr * (grad[i] * grad_scale + decay * from[i]);
   }
 
   template <bool kNesterov, bool kFirst>
-  void with_momentum(T* w, const T* grad, T* velocity, std::int64_t count) const {
+  void with_momentum(T* w, const T* from, const T* grad, T* velocity, std::int64_t count) const {
 #pragma omp simd
     for (std::int64_t i = 0; i < count; ++i) {
-      const T g = grad[i] * grad_scale + decay * w[i];
+      const T g = grad[i] * grad_scale + decay * from[i];
       const T v = kFirst ? g : momentum * velocity[i] + g;
       velocity[i] = v;
-      w[i] -= lr * (kNesterov ? g + momentum * v : v);
+      w[i] = from[i] - lr * (kNesterov ? g + momentum * v : v);
     }
   }
 
@@ -102,19 +103,19 @@ struct AdamRule {
         root_correction(static_cast<T>(std::sqrt(correction.second))),
         epsilon(static_cast<T>(scalars.epsilon)) {}
 
-  void apply(T* w, const T* grad, T* first, T* second, std::int64_t count) const {
+  void apply(T* w, const T* from, const T* grad, T* first, T* second, std::int64_t count) const {
     std::array<T, kMostRoots> buffer;
     T* const root = buffer.data();
 #pragma omp simd
     for (std::int64_t i = 0; i < count; ++i) {
-      const T g = grad[i] * grad_scale + coupled * w[i];
+      const T g = grad[i] * grad_scale + coupled * from[i];
       first[i] = moments.first(first[i], g);
       root[i] = second[i] = moments.second(second[i], g);
     }
     square_roots(root, count);
 #pragma omp simd
     for (std::int64_t i = 0; i < count; ++i) {
-      w[i] = w[i] * kept - step_size * first[i] / (root[i] / root_correction + epsilon);
+      w[i] = from[i] * kept - step_size * first[i] / (root[i] / root_correction + epsilon);
     }
   }
 
@@ -165,9 +166,10 @@ double squared_norm(const T* x, std::int64_t count) {
 
 }  // namespace
 
-void CpuBackend::sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum, const UpdateSegment* segments,
-                            std::int64_t count, const SgdScalars& scalars) {
+void CpuBackend::sgd_update(Tensor values, Tensor from, Tensor rounded, Tensor grads, Tensor momentum,
+                            const UpdateSegment* segments, std::int64_t count, const SgdScalars& scalars) {
   check_not_rounded(rounded);
+  check_like_values(values, from, "weights before the update");
   check_like_values(values, grads, "grads");
   PDL_CHECK(momentum.defined() || scalars.momentum == 0.0, "momentum ", scalars.momentum, " needs a buffer");
   PDL_CHECK(!scalars.nesterov || scalars.momentum > 0.0, "nesterov needs momentum");
@@ -176,26 +178,31 @@ void CpuBackend::sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor 
   with_float_type(values.dtype(), [&](auto zero) {
     using T = decltype(zero);
     T* const w = values.data<T>();
+    const T* const old = from.data<T>();
     const T* const grad = grads.data<T>();
     T* const velocity = has_momentum ? momentum.data<T>() : nullptr;
     const SgdRule<T> rules[2] = {{scalars, false}, {scalars, true}};
     for_each_piece(segments, count, values.elements(), [&](const Piece& piece) {
       const SgdRule<T>& rule = rules[piece.decay ? 1 : 0];
       const std::int64_t at = piece.first, n = piece.count;
-      if (!has_momentum) return rule.plain(w + at, grad + at, n);
+      if (!has_momentum) return rule.plain(w + at, old + at, grad + at, n);
       if (scalars.nesterov) {
-        if (scalars.first_update) return rule.template with_momentum<true, true>(w + at, grad + at, velocity + at, n);
-        return rule.template with_momentum<true, false>(w + at, grad + at, velocity + at, n);
+        if (scalars.first_update)
+          return rule.template with_momentum<true, true>(w + at, old + at, grad + at, velocity + at, n);
+        return rule.template with_momentum<true, false>(w + at, old + at, grad + at, velocity + at, n);
       }
-      if (scalars.first_update) return rule.template with_momentum<false, true>(w + at, grad + at, velocity + at, n);
-      return rule.template with_momentum<false, false>(w + at, grad + at, velocity + at, n);
+      if (scalars.first_update)
+        return rule.template with_momentum<false, true>(w + at, old + at, grad + at, velocity + at, n);
+      return rule.template with_momentum<false, false>(w + at, old + at, grad + at, velocity + at, n);
     });
   });
 }
 
-void CpuBackend::adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
-                             const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) {
+void CpuBackend::adam_update(Tensor values, Tensor from, Tensor rounded, Tensor grads, Tensor first_moment,
+                             Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
+                             const AdamScalars& scalars) {
   check_not_rounded(rounded);
+  check_like_values(values, from, "weights before the update");
   check_like_values(values, grads, "grads");
   check_like_values(values, first_moment, "first moment");
   check_like_values(values, second_moment, "second moment");
@@ -203,6 +210,7 @@ void CpuBackend::adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor
   with_float_type(values.dtype(), [&](auto zero) {
     using T = decltype(zero);
     T* const w = values.data<T>();
+    const T* const old = from.data<T>();
     const T* const grad = grads.data<T>();
     T* const first = first_moment.data<T>();
     T* const second = second_moment.data<T>();
@@ -210,7 +218,7 @@ void CpuBackend::adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor
     for_each_piece(segments, count, values.elements(), [&](const Piece& piece) {
       for_each_run(piece.count, [&](std::int64_t start, std::int64_t n) {
         const std::int64_t at = piece.first + start;
-        rules[piece.decay ? 1 : 0].apply(w + at, grad + at, first + at, second + at, n);
+        rules[piece.decay ? 1 : 0].apply(w + at, old + at, grad + at, first + at, second + at, n);
       });
     });
   });
@@ -251,23 +259,26 @@ void CpuBackend::lamb_direction(Tensor direction, Tensor norms, Tensor values, T
   });
 }
 
-void CpuBackend::lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms,
+void CpuBackend::lamb_apply(Tensor values, Tensor from, Tensor rounded, Tensor direction, Tensor norms,
                             const UpdateSegment* segments, std::int64_t count, double lr) {
   check_not_rounded(rounded);
+  check_like_values(values, from, "weights before the update");
   check_like_values(values, direction, "direction");
   check_norms(norms, count);
   const double* const sums = norms.data<double>();
   with_float_type(values.dtype(), [&](auto zero) {
     using T = decltype(zero);
     T* const w = values.data<T>();
+    const T* const old = from.data<T>();
     const T* const towards = direction.data<T>();
     for_each_piece(segments, count, values.elements(), [&](const Piece& piece) {
       const double weights = std::sqrt(sums[2 * piece.segment]), length = std::sqrt(sums[2 * piece.segment + 1]);
       const T step = static_cast<T>(lr * (weights == 0.0 || length == 0.0 ? 1.0 : weights / length));
       T* const to = w + piece.first;
-      const T* const from = towards + piece.first;
+      const T* const start = old + piece.first;
+      const T* const way = towards + piece.first;
 #pragma omp simd
-      for (std::int64_t i = 0; i < piece.count; ++i) to[i] -= step * from[i];
+      for (std::int64_t i = 0; i < piece.count; ++i) to[i] = start[i] - step * way[i];
     });
   });
 }

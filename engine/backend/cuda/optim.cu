@@ -54,7 +54,7 @@ struct SgdRule {
   template <int kWidth>
   __device__ void update(std::int64_t i, bool decays) const {
     const float of_decay = decays ? decay : 0.0f;
-    auto w = load_vector<kWidth>(values + i);
+    auto w = load_vector<kWidth>(from + i);
     const auto grad = load_vector<kWidth>(grads + i);
     Vector<float, kWidth> v{};
     const bool reads_velocity = velocity != nullptr && !first_update;
@@ -70,6 +70,7 @@ struct SgdRule {
   }
 
   float* values;
+  const float* from;  // may be values
   R* rounded;
   const float* grads;
   float* velocity;  // null without momentum
@@ -82,7 +83,7 @@ struct AdamRule {
   template <int kWidth>
   __device__ void update(std::int64_t i, bool decays) const {
     const float coupled = decays ? coupled_decay : 0.0f, kept = decays ? kept_by_decay : 1.0f;
-    auto w = load_vector<kWidth>(values + i);
+    auto w = load_vector<kWidth>(from + i);
     const auto grad = load_vector<kWidth>(grads + i);
     auto m = load_vector<kWidth>(first + i), v = load_vector<kWidth>(second + i);
 #pragma unroll
@@ -99,6 +100,7 @@ struct AdamRule {
   }
 
   float* values;
+  const float* from;  // may be values
   R* rounded;
   const float* grads;
   float *first, *second;
@@ -184,14 +186,14 @@ __global__ void __launch_bounds__(kPieceThreads)
 
 template <typename R>
 __global__ void __launch_bounds__(kPieceThreads)
-    lamb_apply_kernel(float* values, R* rounded, const float* direction, const double* norms, double lr,
-                      const SegmentPiece* pieces, int phase) {
+    lamb_apply_kernel(float* values, const float* from, R* rounded, const float* direction, const double* norms,
+                      double lr, const SegmentPiece* pieces, int phase) {
   const SegmentPiece piece = pieces[blockIdx.x];
   const double weights = sqrt(norms[2 * static_cast<std::int64_t>(piece.segment)]);
   const double length = sqrt(norms[2 * static_cast<std::int64_t>(piece.segment) + 1]);
   const auto step = static_cast<float>(lr * (weights == 0.0 || length == 0.0 ? 1.0 : weights / length));
   for_each_quad(piece, phase, [&](auto width, std::int64_t i) {
-    auto w = load_vector<decltype(width)::value>(values + i);
+    auto w = load_vector<decltype(width)::value>(from + i);
     const auto d = load_vector<decltype(width)::value>(direction + i);
 #pragma unroll
     for (int k = 0; k < decltype(width)::value; ++k) w.at[k] = fmaf(-step, d.at[k], w.at[k]);
@@ -237,20 +239,22 @@ void launch_update(const Rule& rule, const SegmentTable& table, int phase, cudaS
 }  // namespace
 }  // namespace cuda
 
-void CudaBackend::sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor momentum,
+void CudaBackend::sgd_update(Tensor values, Tensor from, Tensor rounded, Tensor grads, Tensor momentum,
                              const UpdateSegment* segments, std::int64_t count, const SgdScalars& scalars) {
   using namespace cuda;
   check_values(values, rounded);
+  check_like_values(values, from, "weights before the update");
   check_like_values(values, grads, "grads");
   PDL_CHECK(momentum.defined() || scalars.momentum == 0.0, "momentum ", scalars.momentum, " needs a buffer");
   PDL_CHECK(!scalars.nesterov || scalars.momentum > 0.0, "nesterov needs momentum");
   const Tensor velocity = scalars.momentum != 0.0 ? momentum : Tensor();
   if (velocity.defined()) check_like_values(values, velocity, "momentum");
   const SegmentTable& table = segments_->get(segments, count, values.elements(), stream_);
-  const int phase = phase_of({values, rounded, grads, velocity});
+  const int phase = phase_of({values, from, rounded, grads, velocity});
   with_rounded(rounded, [&](auto* narrow) {
     using R = std::remove_pointer_t<decltype(narrow)>;
     const SgdRule<R> rule = {.values = pointer<float>(values),
+                             .from = pointer<float>(from),
                              .rounded = narrow,
                              .grads = pointer<float>(grads),
                              .velocity = pointer<float>(velocity),
@@ -264,20 +268,23 @@ void CudaBackend::sgd_update(Tensor values, Tensor rounded, Tensor grads, Tensor
   });
 }
 
-void CudaBackend::adam_update(Tensor values, Tensor rounded, Tensor grads, Tensor first_moment, Tensor second_moment,
-                              const UpdateSegment* segments, std::int64_t count, const AdamScalars& scalars) {
+void CudaBackend::adam_update(Tensor values, Tensor from, Tensor rounded, Tensor grads, Tensor first_moment,
+                              Tensor second_moment, const UpdateSegment* segments, std::int64_t count,
+                              const AdamScalars& scalars) {
   using namespace cuda;
   check_values(values, rounded);
+  check_like_values(values, from, "weights before the update");
   check_like_values(values, grads, "grads");
   check_like_values(values, first_moment, "first moment");
   check_like_values(values, second_moment, "second moment");
   const BiasCorrection correction(scalars);
   const SegmentTable& table = segments_->get(segments, count, values.elements(), stream_);
-  const int phase = phase_of({values, rounded, grads, first_moment, second_moment});
+  const int phase = phase_of({values, from, rounded, grads, first_moment, second_moment});
   const double kept = scalars.decoupled_decay ? 1.0 - scalars.lr * scalars.weight_decay : 1.0;
   with_rounded(rounded, [&](auto* narrow) {
     using R = std::remove_pointer_t<decltype(narrow)>;
     const AdamRule<R> rule = {.values = pointer<float>(values),
+                              .from = pointer<float>(from),
                               .rounded = narrow,
                               .grads = pointer<float>(grads),
                               .first = pointer<float>(first_moment),
@@ -329,18 +336,19 @@ void CudaBackend::lamb_direction(Tensor direction, Tensor norms, Tensor values, 
   check_launch("add_norms_kernel");
 }
 
-void CudaBackend::lamb_apply(Tensor values, Tensor rounded, Tensor direction, Tensor norms,
+void CudaBackend::lamb_apply(Tensor values, Tensor from, Tensor rounded, Tensor direction, Tensor norms,
                              const UpdateSegment* segments, std::int64_t count, double lr) {
   using namespace cuda;
   check_values(values, rounded);
+  check_like_values(values, from, "weights before the update");
   check_like_values(values, direction, "direction");
   check_norms(norms, count);
   const SegmentTable& table = segments_->get(segments, count, values.elements(), stream_);
   if (table.piece_count == 0) return;
   with_rounded(rounded, [&](auto* narrow) {
     lamb_apply_kernel<<<blocks_for(table.piece_count, 1), kPieceThreads, 0, stream_>>>(
-        pointer<float>(values), narrow, pointer<float>(direction), pointer<double>(norms), lr, table.pieces,
-        phase_of({values, rounded, direction}));
+        pointer<float>(values), pointer<float>(from), narrow, pointer<float>(direction), pointer<double>(norms), lr,
+        table.pieces, phase_of({values, from, rounded, direction}));
     check_launch("lamb_apply_kernel");
   });
 }

@@ -229,6 +229,38 @@ TEST_CASE("updates over shards are the updates of the whole") {
   }
 }
 
+TEST_CASE("weights that go from one range to another have the bits of an update in place") {
+  Setup setup;
+  for (const OptimizerOptions& options : all_options()) {
+    INFO(options.name);
+    const std::unique_ptr<Optimizer> in_place = make_optimizer(options), across = make_optimizer(options);
+    for (Optimizer* optimizer : {in_place.get(), across.get()}) {
+      optimizer->allocate(*setup.device, kElements, DType::fp64, kSegments);
+    }
+    std::vector<double> values = numbers(1), slots[2] = {values, values};
+    for (const UpdateSegment& segment : kSegments) {  // what the first update finds in the other range is of no account
+      std::fill_n(slots[1].begin() + segment.offset, segment.count, NAN);
+    }
+    for (int update = 1; update <= 3; ++update) {
+      std::vector<double> grads = numbers(static_cast<std::uint64_t>(10 + update)), same_grads = grads;
+      std::vector<double>&from = slots[(update + 1) % 2], &to = slots[update % 2];
+      const std::vector<double> before = from;
+      OptimizerStep step{.values = Tensor(values.data(), DType::fp64, {kElements}),
+                         .grads = Tensor(grads.data(), DType::fp64, {kElements}),
+                         .lr = 0.05,
+                         .grad_scale = 0.5,
+                         .update = update};
+      in_place->step(*setup.backend, step);
+      step.values = Tensor(to.data(), DType::fp64, {kElements});
+      step.grads = Tensor(same_grads.data(), DType::fp64, {kElements});
+      step.from = Tensor(from.data(), DType::fp64, {kElements});
+      across->step(*setup.backend, step);
+      CHECK(to == values);
+      CHECK(from == before);
+    }
+  }
+}
+
 TEST_CASE("an update in parts has the bits of one at once, and leaves the other segments alone") {
   Setup setup;
   for (const OptimizerOptions& options : all_options()) {

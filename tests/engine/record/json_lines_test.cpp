@@ -30,7 +30,9 @@ TEST_CASE("an epoch's line is spelled as documented") {
   CHECK_THAT(
       line, ContainsSubstring(R"("total":{"min":20971520,"mean":23068672,"max":25165824}},"memory_predicted_bytes":)"));
   CHECK_THAT(line, ContainsSubstring(R"("total":29360135},"device_memory_used_bytes":33554432,"library_bytes":4194304,)"
-                                     R"("data_store_bytes":{"min":1024,"mean":1536,"max":2048},"comm":)"));
+                                     R"("data_store_bytes":{"min":1024,"mean":1536,"max":2048},"staleness":[)"
+                                     R"({"stage":0,"updates":50,"samples_per_update":64.0,"updates_behind":[1,49],)"
+                                     R"("versions":2,"weight_drift":0.125},)"));
   CHECK_THAT(line, ContainsSubstring(
                        R"("dp.all_reduce":{"calls":200,"bytes":123456789012345,"busy_s":1.4375,"exposed_s":0.5})"));
   CHECK_THAT(line, EndsWith(R"(,"extrapolated":false})"));
@@ -46,9 +48,11 @@ TEST_CASE("what is not known is absent, and what older records lack is no mistak
   epoch.of_gemm.reset();
   epoch.comm_exposed_step_ms.reset();
   epoch.data_store_bytes.reset();
+  epoch.staleness.clear();
   std::string line = to_json_line(epoch);
   CHECK_THAT(line, ContainsSubstring(R"("flops_per_s":1500000000000.0,"train_loss":)"));
   CHECK(line.find("comm_exposed_step_ms") == std::string::npos);
+  CHECK(line.find("staleness") == std::string::npos);
   for (const std::string later : {R"("library_bytes":4194304,)", R"("loss_scale":32768.0,)", R"("skipped_steps":3,)",
                                   R"("samples_per_s_median":320.0,)"}) {
     REQUIRE_THAT(line, ContainsSubstring(later));

@@ -67,6 +67,12 @@ RankEpoch sample_rank(double scale) {
   epoch.device_memory_used = static_cast<std::int64_t>(1000 * scale);
   epoch.library_bytes = static_cast<std::int64_t>(200 * scale);
   epoch.data_store = static_cast<std::int64_t>(50 * scale);
+  epoch.staleness = {.stage = scale > 1.0 ? 1 : 0,
+                     .updates = 8,
+                     .samples_per_update = 4.0,
+                     .updates_behind = {1, 7},
+                     .versions = 2,
+                     .weight_drift = 0.25};
   epoch.comm["dp.all_reduce"] = {4, 1024, 0.5 * scale, 0.125 * scale};
   return epoch;
 }
@@ -194,6 +200,9 @@ TEST_CASE("an encoded epoch decodes to itself, padding or not") {
   CHECK(back.device_memory_used == 1500);
   CHECK(back.library_bytes == 300);
   CHECK(back.data_store == 75);
+  REQUIRE(back.staleness.has_value());
+  CHECK(back.staleness->updates_behind == std::vector<std::int64_t>{1, 7});
+  CHECK(back.staleness->weight_drift == 0.25);
   REQUIRE(back.comm.size() == 2);
   CHECK(back.comm.at("tp.all_gather").bytes == 1234567890123);
   CHECK(back.comm.at("dp.all_reduce").calls == 4);
@@ -257,6 +266,8 @@ TEST_CASE("ranks merge into spreads, and a step lasts as long as on its slowest 
   CHECK(record.library_bytes == 600);
   CHECK(record.loss_scale == 4096.0);
   CHECK(record.skipped_steps == 2);
+  REQUIRE(record.staleness.size() == 2);
+  CHECK(record.staleness[1].stage == 1);
   REQUIRE(record.data_store_bytes.has_value());
   CHECK(record.data_store_bytes->mean == 100.0);
   CHECK(record.memory_peak_bytes[6].max == 7.0);

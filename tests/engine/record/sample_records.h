@@ -88,6 +88,13 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
   record.device_memory_used_bytes = 33554432;
   record.library_bytes = 4194304;
   record.data_store_bytes = {1024, 1536, 2048};
+  record.staleness = {{.stage = 0,
+                       .updates = 50,
+                       .samples_per_update = 64.0,
+                       .updates_behind = {1, 49},
+                       .versions = 2,
+                       .weight_drift = 0.125},
+                      {.stage = 1, .updates = 100, .samples_per_update = 32.0, .updates_behind = {100}}};
   record.comm["dp.all_reduce"] = {200, 123456789012345, 1.4375, 0.5};
   record.comm["world.broadcast"] = {1, 64, 0.0625, 0.03125};
   return record;

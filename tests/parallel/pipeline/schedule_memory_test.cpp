@@ -62,7 +62,7 @@ TEST_CASE("chunks have needs of their own", "[pipeline]") {
 
 TEST_CASE("evaluation holds one micro-batch at a time", "[pipeline]") {
   for (bool gathered : {false, true}) {
-    const RankNeeds needs = needs_of(forward_only(3, 8, 1, gathered), 2);
+    const RankNeeds needs = needs_of(forward_only({1, 1, 1}, 8, 1, gathered), 2);
     CHECK(needs.chunks[0].slots == 1);
     CHECK(needs.chunks[0].inputs == 2);
     CHECK(needs.micro_batches == 1);

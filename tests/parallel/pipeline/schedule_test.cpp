@@ -1,5 +1,6 @@
 // The order of work of every schedule: published tables, and that all of them pass the check for many sizes.
 
+#include <algorithm>
 #include <regex>
 
 #include "parallel/pipeline/schedule.h"
@@ -147,7 +148,7 @@ TEST_CASE("every schedule passes its check, and keeps as much in flight as it sa
       }
       check(one_forward_one_backward(p, m));
       check(continuous(std::vector<int>(static_cast<std::size_t>(p), 1), m));
-      CHECK(schedule_fault(forward_only(p, m, 1, true)).empty());
+      CHECK(schedule_fault(forward_only(std::vector<int>(static_cast<std::size_t>(p), 1), m, 1, true)).empty());
     }
   }
   for (const std::vector<int>& replicas : std::vector<std::vector<int>>{
@@ -157,7 +158,7 @@ TEST_CASE("every schedule passes its check, and keeps as much in flight as it sa
   for (int p : {2, 4}) {
     for (int chunks : {2, 3, 4}) {
       for (int m : {8, 32}) check(interleaved(p, m, chunks));
-      CHECK(schedule_fault(forward_only(p, 5, chunks)).empty());
+      CHECK(schedule_fault(forward_only(std::vector<int>(static_cast<std::size_t>(p), 1), 5, chunks)).empty());
     }
   }
   check(interleaved(4, 32, 2, 5 + 3));
@@ -169,4 +170,38 @@ TEST_CASE("two weight versions suffice from stages - 1 micro-batches on", "[pipe
   CHECK_THAT(schedule_fault(double_buffered(4, 2, 5)), ContainsSubstring("do not exist yet"));
   CHECK(schedule_fault(double_buffered(3, 2, 5)).empty());
   CHECK_THAT(schedule_fault(double_buffered(3, 1, 5)), ContainsSubstring("do not exist yet"));
+}
+
+TEST_CASE("with vertical sync every stage uses the versions of the first one") {
+  const Schedule schedule = continuous({1, 1, 1}, 6, Stashing::vertical_sync);
+  CHECK(schedule_fault(schedule).empty());
+  CHECK(compute_order(schedule, 0) == "F0@0 F1@0 F2@0 B0 U0 F3@1 B1 U1 F4@2 B2 U2 F5@3 B3 U3 B4 U4 B5 U5");
+  CHECK(compute_order(schedule, 2) == "F0@0 B0 U0 F1@0 B1 U1 F2@0 B2 U2 F3@1 B3 U3 F4@2 B4 U4 F5@3 B5 U5");
+  for (const RankSchedule& rank : schedule.ranks) CHECK(rank.versions == 3);
+}
+
+TEST_CASE("without a stash a mini-batch goes back through other weights than it came through") {
+  Schedule schedule = continuous({1, 1, 1}, 6, Stashing::none);
+  CHECK(schedule_fault(schedule).empty());
+  for (const Action& action : schedule.ranks[0].actions) {
+    if (action.act == Act::forward) CHECK(action.version == std::max(0, action.micro_batch - 2));
+    if (action.act == Act::backward) CHECK(action.version == action.micro_batch);
+  }
+  schedule.same_weights = true;
+  CHECK_THAT(schedule_fault(schedule), ContainsSubstring("forward used"));
+}
+
+TEST_CASE("a pipeline that flushes does so after every mini-batch") {
+  const Schedule schedule = flushed(2, 2, 2);
+  CHECK(schedule_fault(schedule).empty());
+  CHECK(compute_order(schedule, 0) == "F0 F1 B0 B1 U0 F2 F3 B2 B3 U1");
+  CHECK(compute_order(schedule, 1) == "F0 B0 F1 B1 U0 F2 B2 F3 B3 U1");
+}
+
+TEST_CASE("in evaluation replicas take turns") {
+  const Schedule schedule = forward_only({2, 1}, 4, 1);
+  CHECK(schedule_fault(schedule).empty());
+  CHECK(compute_order(schedule, 0) == "F0 F2");
+  CHECK(compute_order(schedule, 1) == "F1 F3");
+  CHECK(compute_order(schedule, 2) == "F0 F1 F2 F3");
 }

@@ -1,0 +1,431 @@
+// pipedream: a pipeline that never stops. Stages update after each mini-batch, or round of mini-batches.
+//
+//   start: cut the layers into stages; stage s has r[s] ranks, its replicas, which take turns: mini-batch t is replica
+//          t mod r[s]'s.  W[s] = (R - 1 - sum of r[i], i < s) / r[s]  for R ranks;  a ring of W[s] + 1 weight buffers
+//   on every rank, over a whole epoch: its first W[s] forwards, then one forward, one backward in turn, in the end W[s]
+//   backwards, where
+//     forward(t):   receive the activation of t; compute with the newest weights and remember which; send the output on
+//     backward(t):  receive the gradient of t; compute with the weights that forward(t) used; send the gradient back
+//       and, as a round of the replicas' mini-batches is over:
+//                   sum the gradients over the replicas; clip by the stage's own norm
+//                   update: read the newest weights, write the next version into the ring
+//   nothing waits for a step to end; at the end of an epoch all stages have made all their updates
+//
+// Papers: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019;
+// "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (mode 2bw). Upstream: msr-fiddle/pipedream,
+// runtime/{runtime,optimizer}.py of branches pipedream and pipedream_2bw.
+//
+// Same as upstream
+//   - 1F1B-RR: the depths W[s], the turns of replicas, an update after each round, the pipeline drained at epochs' ends
+//   - weight stashing: forward and backward of a mini-batch see one version; weight decay counts on the newest weights
+//     and moments are one sequence
+//   - the learning rate of a stage is lr * r[s] / r[0], as an update averages r[s] mini-batches
+//   - mini-batches at the end of an epoch that do not fill a round of every stage are left out (and it is said)
+// Differs from upstream
+//   - versions lie in a ring and are never copied; upstream clones them, one more than are needed
+//   - the learning rate follows from the update's number; upstream's last W[s] updates of an epoch keep the one before
+//   - mini-batches go to replicas by their number on every stage; upstream pairs ranks of unequal stages otherwise,
+//   with
+//     the same sums
+//   - a parameter that first and last stage share (GPT-2's embedding) has stage 0's version in both and stays one
+//     parameter (pipeline/tied_exchange.h); upstream has no rule, its 2bw lets the copies drift apart
+//   - mode vertical_sync is in the paper, not in the released code; lr_staleness is nobody's but ours
+//   - no upstream macrobatch, where stages update at different rates and some backwards see other weights than their
+//     forwards; no upstream recompute, which is read and never used
+//   - training.optimizer.clip_grad_norm is a stage's: a norm over all stages would stop the pipeline
+//   - one stage with replicas is data parallelism within the same code; upstream starts another program
+//
+// Knobs (upstream name = default)
+//   replicas=[] balance=[] (upstream: a configuration file that its planner writes)
+//   own: mode=stash  batch_rule=match_update  lr_staleness=none  micro_batches=0 (2bw, flush)
+
+#include "parallel/engines/pipedream.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "parallel/pipeline/async_pipeline.h"
+#include "parallel/pipeline/schedule_timeline.h"
+
+namespace pdl {
+
+PipedreamKnobs read_pipedream_knobs(const ConfigReader& reader) {
+  PipedreamKnobs knobs;
+  knobs.mode = reader.choice(
+      "mode", knobs.mode, {"stash", "none", "published", "vertical_sync", "2bw", "flush"},
+      "which weights a mini-batch finds. stash: those of its forward again in its backward; none: the newest each "
+      "time; "
+      "published: none with plain SGD, what the code of the published study amounts to; vertical_sync: stage 0's on "
+      "every stage; 2bw: those one update back, of mini-batches in micro-batches; flush: the newest, after a flush");
+  for (const std::int64_t count :
+       reader.get_list("replicas", {}, "ranks of each stage; empty: one each, as many stages as ranks", {1, 1 << 20})) {
+    knobs.replicas.push_back(static_cast<int>(count));
+  }
+  for (const std::int64_t count :
+       reader.get_list("balance", {}, "layers of each stage; empty: balanced by operations", {1, 1 << 20})) {
+    knobs.balance.push_back(static_cast<int>(count));
+  }
+  knobs.batch_rule = reader.choice("batch_rule", knobs.batch_rule, {"match_update", "match_injection"},
+                                   "samples of a mini-batch. match_update: training.global_batch_size, so that a stage "
+                                   "without replicas updates as often as other engines; match_injection: the part that "
+                                   "one of as many data-parallel ranks would have, as upstream");
+  knobs.lr_staleness = reader.choice("lr_staleness", knobs.lr_staleness, {"none", "inverse"},
+                                     "inverse: learning rate of a stage divided by 1 + the updates it is behind");
+  knobs.micro_batches =
+      reader.get("micro_batches", 0,
+                 "mode 2bw, flush: micro-batches of a mini-batch; 0: as many as stages, or more where "
+                 "training.micro_batch_size asks for smaller ones",
+                 {0, 1 << 20});
+  return knobs;
+}
+
+int PipedreamKnobs::ranks() const { return std::accumulate(replicas.begin(), replicas.end(), 0); }
+
+std::string list_text(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int number : numbers) text += str(text.empty() ? "" : ", ", number);
+  return "[" + text + "]";
+}
+
+namespace {
+
+std::string percent(double fraction) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", 100.0 * fraction);
+  return text;
+}
+
+std::string decimals(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+
+bool replicated(const PipedreamKnobs& knobs) {
+  return std::any_of(knobs.replicas.begin(), knobs.replicas.end(), [](int count) { return count > 1; });
+}
+
+/// Where layers go: what is not given is found here. The place for a planner's answer.
+PartitionReport choose_layout(const PipedreamKnobs& knobs, const std::vector<LayerCost>& costs) {
+  PartitionReport report{
+      .balance = knobs.balance, .criterion = {}, .criterion_name = "operations", .method = "explicit"};
+  for (const LayerCost& cost : costs) report.criterion.push_back(cost.time());
+  if (!report.balance.empty()) return report;
+  report.method = "minimax";
+  report.balance = minimax_balance(report.criterion, knobs.stages());
+  return report;
+}
+
+Schedule schedule_of(const PipedreamKnobs& knobs, int units) {
+  if (knobs.mode == "2bw") return double_buffered(knobs.stages(), knobs.micro_batches, units / knobs.micro_batches);
+  if (knobs.mode == "flush") return flushed(knobs.stages(), knobs.micro_batches, units / knobs.micro_batches);
+  const Stashing stashing = knobs.mode == "stash"           ? Stashing::stash
+                            : knobs.mode == "vertical_sync" ? Stashing::vertical_sync
+                                                            : Stashing::none;
+  return continuous(knobs.replicas, units, stashing);
+}
+
+/// Updates by which the weights of a round are behind when it is through, in the middle of an epoch.
+int lag_of(const PipedreamKnobs& knobs, int stage) {
+  if (knobs.has_micro_batches()) return knobs.mode == "2bw" ? 1 : 0;
+  return warm_up_depth(knobs.replicas, knobs.mode == "vertical_sync" ? 0 : stage);
+}
+
+AsyncOptions async_options(const PipedreamKnobs& knobs, const Balance& balance) {
+  AsyncOptions options{.balance = balance,
+                       .replicas = knobs.replicas,
+                       .units_per_step = knobs.units_per_step(),
+                       .units_per_update = knobs.has_micro_batches() ? knobs.micro_batches : 0,
+                       .schedule = [knobs](int units) { return schedule_of(knobs, units); },
+                       .lr_factors = {}};
+  int longest = 1;  // units that a stage needs to show its whole pattern: filled, steady for a while, drained
+  for (int stage = 0; stage < knobs.stages(); ++stage) {
+    longest = std::max(longest, 2 * (warm_up_depth(knobs.replicas, stage) + 1) * options.round(stage) + 2);
+    const double factor = knobs.lr_staleness == "inverse" ? 1.0 / (1 + lag_of(knobs, stage)) : 1.0;
+    options.lr_factors.push_back(static_cast<double>(knobs.replicas[static_cast<std::size_t>(stage)]) /
+                                 knobs.replicas[0] * factor);
+  }
+  const int multiple = options.multiple();
+  options.scheduled = std::max(2, (longest + multiple - 1) / multiple) * multiple;
+  return options;
+}
+
+class Pipedream final : public Engine {
+ public:
+  Pipedream(const EngineContext& context, const PipedreamKnobs& knobs)
+      : context_(context),
+        knobs_(knobs),
+        costs_(layer_costs(context.model.build(LayerFactory()), context.model.sample_input, context.training.dtype,
+                           cut_step(context.training.global_batch, knobs.units_per_step())[0].count)),
+        report_(choose_layout(knobs, costs_)),
+        options_(async_options(knobs, report_.balance)),
+        pipeline_(context, options_) {}
+
+  EngineDescription describe() const override;
+  Prediction predict() const override;
+  void prepare() override { pipeline_.prepare(); }
+  PassResult run_epoch(const EpochPlan& plan, Observer& observer) override {
+    return pipeline_.run_epoch(plan, observer);
+  }
+  PassResult evaluate(const EpochPlan& plan) override { return pipeline_.evaluate(plan); }
+  void visit_parameters(const ParameterVisitor& visit) override { pipeline_.visit_parameters(visit); }
+  std::vector<StateTensor> state() override { return pipeline_.state(); }
+  TrainingPosition position() const override { return pipeline_.position(); }
+  void set_position(const TrainingPosition& position) override { pipeline_.set_position(position); }
+
+ private:
+  int replicas(int stage) const { return knobs_.replicas[static_cast<std::size_t>(stage)]; }
+  std::vector<std::string> warnings() const;
+  PlanTable version_table(const Schedule& schedule) const;
+  PlanTable memory_table() const;
+
+  const EngineContext& context_;
+  PipedreamKnobs knobs_;
+  std::vector<LayerCost> costs_;
+  PartitionReport report_;
+  AsyncOptions options_;
+  AsyncPipeline pipeline_;
+};
+
+EngineDescription Pipedream::describe() const {
+  EngineDescription description;
+  description.name = "pipedream";
+  description.pp = knobs_.stages();
+  const bool even = std::all_of(knobs_.replicas.begin(), knobs_.replicas.end(),
+                                [this](int count) { return count == knobs_.replicas[0]; });
+  description.dp = even ? knobs_.replicas[0] : 1;
+  description.micro_batches = knobs_.units_per_step();
+  description.knobs = {{"mode", knobs_.mode},
+                       {"replicas", list_text(knobs_.replicas)},
+                       {"balance", list_text(report_.balance)},
+                       {"batch_rule", knobs_.batch_rule},
+                       {"lr_staleness", knobs_.lr_staleness},
+                       {"micro_batches", str(knobs_.micro_batches)}};
+  description.differences = {"one weight version less than upstream is held, and none is ever copied",
+                             "clip_grad_norm limits the norm of each stage, not that of the model"};
+  if (knobs_.mode == "published") {
+    description.differences.push_back(
+        "confounds of the published study's code: stashing without effect (forward and backward of a mini-batch see "
+        "different weights) and plain SGD");
+  }
+  return description;
+}
+
+/// What each stage's weights are like while mini-batches are under way.
+PlanTable Pipedream::version_table(const Schedule& schedule) const {
+  PlanTable table{.title = "weights of each stage: how many updates behind, how many versions, updated how often",
+                  .columns = {"stage", "ranks", "behind", "versions", "in flight", "samples of an update",
+                              "updates per step", "lr times"},
+                  .rows = {}};
+  const std::int64_t unit = cut_step(context_.training.global_batch, knobs_.units_per_step())[0].count;
+  for (int stage = 0; stage < knobs_.stages(); ++stage) {
+    const auto rank = static_cast<std::size_t>(pipeline_.plan().first_rank_of(stage));
+    table.rows.push_back({str(stage), str(replicas(stage)), str(lag_of(knobs_, stage)),
+                          str(schedule.ranks[rank].versions), str(schedule.ranks[rank].in_flight),
+                          str(unit * options_.round(stage)),
+                          decimals(static_cast<double>(knobs_.units_per_step()) / options_.round(stage)),
+                          decimals(options_.lr_factors[static_cast<std::size_t>(stage)])});
+  }
+  return table;
+}
+
+/// Every stage's memory, by the formulas that a rank's own prediction uses.
+PlanTable Pipedream::memory_table() const {
+  PlanTable table{.title = "memory of a rank of each stage at its peak, MiB",
+                  .columns = {"stage", "parameters", "weight_versions", "gradients", "optimizer", "activations"},
+                  .rows = {}};
+  const auto mebibytes = [](std::int64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f", static_cast<double>(bytes) / (1024.0 * 1024.0));
+    return std::string(text);
+  };
+  const Schedule schedule = options_.schedule(options_.scheduled);
+  for (int stage = 0; stage < knobs_.stages(); ++stage) {
+    const int rank = pipeline_.plan().first_rank_of(stage);
+    const std::vector<std::unique_ptr<StagePart>> parts = pipeline_.plan().make_parts(rank);
+    const RoundUpdate update(context_, pipeline_.plan(), *parts[0], rank,
+                             schedule.ranks[static_cast<std::size_t>(rank)].versions, 0);
+    const MemoryByKind held = pipeline_.plan().predicted_memory(rank), more = update.predicted_memory();
+    std::vector<std::string> row = {str(stage)};
+    for (const MemoryKind kind : {MemoryKind::parameters, MemoryKind::weight_versions, MemoryKind::gradients,
+                                  MemoryKind::optimizer, MemoryKind::activations}) {
+      row.push_back(mebibytes(held[kind] + more[kind]));
+    }
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+std::vector<std::string> Pipedream::warnings() const {
+  std::vector<std::string> warnings;
+  const int multiple = options_.multiple();
+  if (context_.train_samples > 0) {
+    const EpochPlan plan(context_.train_samples, context_.training.global_batch, 0, 0, false,
+                         context_.training.drop_last, context_.max_steps_per_epoch);
+    const UnitPlan all(plan, knobs_.units_per_step(), 1), whole(plan, knobs_.units_per_step(), multiple);
+    if (whole.units() < all.units()) {
+      warnings.push_back(str("an epoch has ", all.units(), " mini-batches or micro-batches; the last ",
+                             all.units() - whole.units(), " (", all.samples(whole.units(), all.units()),
+                             " samples) are left out, as ", multiple, " make whole updates on every stage"));
+    }
+  }
+  if (knobs_.mode == "flush" && knobs_.micro_batches < knobs_.stages()) {
+    warnings.push_back(str(knobs_.micro_batches, " micro-batches for ", knobs_.stages(), " stages: never more than ",
+                           knobs_.micro_batches,
+                           " of them work at a time; set engine.micro_batches to a few times the number of stages"));
+  }
+  if (context_.training.optimizer.clip_grad_norm > 0.0 && knobs_.stages() > 1) {
+    warnings.push_back(
+        "clip_grad_norm limits the gradient of each stage by its own norm: results differ from those of "
+        "engines that limit the norm of the whole model");
+  }
+  return warnings;
+}
+
+Prediction Pipedream::predict() const {
+  Prediction prediction;
+  prediction.memory = pipeline_.predicted_memory();
+  prediction.comm_per_step = pipeline_.predicted_traffic();
+  // An epoch waits for its pipeline to fill and to drain; a long one is hardly different from one of so many units.
+  constexpr int kMostUnits = 240;
+  int units = kMostUnits;
+  if (context_.train_samples > 0) {
+    const EpochPlan plan(context_.train_samples, context_.training.global_batch, 0, 0, false,
+                         context_.training.drop_last, context_.max_steps_per_epoch);
+    units = std::min(units, UnitPlan(plan, knobs_.units_per_step(), options_.multiple()).units());
+  }
+  units = std::max(1, units / options_.multiple()) * options_.multiple();
+  const std::vector<StageCost> stage_costs = pipeline_.plan().stage_costs(costs_);
+  const Timeline epoch = simulate(options_.schedule(units), stage_costs);
+  prediction.bubble_fraction = epoch.idle_fraction();
+
+  const Schedule shown = options_.schedule(options_.scheduled);
+  prediction.tables = {explain_partition(report_, costs_, context_.training.dtype), version_table(shown),
+                       memory_table()};
+  PlanTable picture{.title = str("the first ", options_.scheduled, " of an epoch's passes, mode ", knobs_.mode,
+                                 "; idle over ", units, ": ", percent(epoch.idle_fraction())),
+                    .columns = {"rank", "F forward, B backward, . waiting"},
+                    .rows = {}};
+  const std::vector<std::string> lines = draw(shown, simulate(shown, stage_costs));
+  for (std::size_t rank = 0; rank < lines.size(); ++rank) picture.rows.push_back({str(rank), lines[rank]});
+  prediction.tables.push_back(std::move(picture));
+  prediction.warnings = warnings();
+  return prediction;
+}
+
+/// Problems of the layout and of the recipe are noted in the reader, each under its key.
+class KnobCheck {
+ public:
+  KnobCheck(const EngineContext& context, const ConfigReader& reader) : context_(context), reader_(reader) {}
+
+  bool is_fine(const PipedreamKnobs& knobs) {
+    layout(knobs);
+    mode(knobs);
+    return fine_;
+  }
+
+ private:
+  void problem(const char* key, const std::string& message) {
+    reader_.problem(key, message);
+    fine_ = false;
+  }
+
+  void layout(const PipedreamKnobs& knobs) {
+    const int layers = static_cast<int>(context_.model.build(LayerFactory()).size()) - 1;
+    const int ranks = context_.world.size(), stages = knobs.stages();
+    if (knobs.ranks() != ranks) {
+      problem("replicas", str(list_text(knobs.replicas), " add up to ", knobs.ranks(), " ranks, but there are ", ranks,
+                              "; start ", knobs.ranks(), ", or give replicas that add up to ", ranks));
+    }
+    if (stages > layers) {
+      problem("replicas",
+              str(stages, " stages, but ", context_.model.name, " has only ", layers,
+                  " layers to divide; give at most ", layers, " stages, with replicas for the other ranks"));
+    } else if (!knobs.balance.empty()) {
+      const std::string fault = balance_fault(knobs.balance, stages, layers);
+      if (!fault.empty()) problem("balance", fault);
+    } else if (replicated(knobs) && stages > 1) {
+      problem("balance", str("missing: with replicas ", list_text(knobs.replicas), " say how many of the ", layers,
+                             " layers each stage has"));
+    }
+  }
+
+  void mode(const PipedreamKnobs& knobs) {
+    const TrainingOptions& training = context_.training;
+    if (replicated(knobs) && (knobs.has_micro_batches() || knobs.mode == "vertical_sync")) {
+      problem("mode", str(knobs.mode, " is for stages of one rank each; with replicas there are stash and none"));
+    }
+    if (knobs.has_micro_batches() && knobs.micro_batches > training.global_batch) {
+      problem("micro_batches", str(knobs.micro_batches, " micro-batches of ", training.global_batch,
+                                   " samples; give at most ", training.global_batch));
+    }
+    if (knobs.has_micro_batches() && reader_.has("batch_rule")) {
+      problem("batch_rule", str("does not act in mode ", knobs.mode, ", where every engine's update has ",
+                                training.global_batch, " samples"));
+    }
+    if (knobs.mode == "2bw" && knobs.micro_batches + 1 < knobs.stages()) {
+      problem("micro_batches",
+              str("2bw on ", knobs.stages(), " stages needs at least ", knobs.stages() - 1, " micro-batches, this is ",
+                  knobs.micro_batches, ": the weights of a mini-batch would not exist yet when it comes"));
+    }
+    if (!knobs.has_micro_batches() && (knobs.micro_batches > 0 || training.micro_batch > 0)) {
+      problem(knobs.micro_batches > 0 ? "micro_batches" : "mode",
+              str("mode ", knobs.mode,
+                  " sends mini-batches through whole: leave micro_batches and "
+                  "training.micro_batch_size out, or take mode 2bw or flush"));
+    }
+    if (training.loss_scale.name != "none") {
+      problem("name",
+              "stages do not wait for each other, so they cannot skip a step together; set "
+              "training.loss_scale to none, in bf16 or fp32");
+    }
+    const OptimizerOptions& optimizer = training.optimizer;
+    const bool is_plain = optimizer.name == "sgd" && optimizer.momentum == 0.0 && optimizer.weight_decay == 0.0;
+    if (knobs.mode == "published" && !is_plain) {
+      problem("mode",
+              "published includes plain SGD: set training.optimizer to sgd without momentum and weight_decay, "
+              "or take mode none");
+    }
+  }
+
+  const EngineContext& context_;
+  const ConfigReader& reader_;
+  bool fine_ = true;
+};
+
+std::unique_ptr<Engine> make_pipedream(const EngineContext& context, const ConfigReader& reader) {
+  PipedreamKnobs knobs = read_pipedream_knobs(reader);
+  if (knobs.replicas.empty()) knobs.replicas.assign(static_cast<std::size_t>(context.world.size()), 1);
+  if (knobs.has_micro_batches() && knobs.micro_batches == 0) {
+    const std::int64_t batch = context.training.global_batch, piece = context.training.micro_batch;
+    const std::int64_t wanted = piece > 0 ? (batch + piece - 1) / piece : knobs.stages();
+    knobs.micro_batches = static_cast<int>(std::min(batch, std::max<std::int64_t>(wanted, knobs.stages())));
+  }
+  if (!KnobCheck(context, reader).is_fine(knobs)) return nullptr;
+  return std::make_unique<Pipedream>(context, knobs);
+}
+
+}  // namespace
+
+EngineDefinition pipedream_definition() {
+  return {.name = "pipedream",
+          .summary = "a pipeline that never stops: each stage updates after every mini-batch, with stashed weights",
+          .paper = "Narayanan et al., PipeDream, SOSP 2019; PipeDream-2BW, ICML 2021",
+          .reference = "pipedream-recurrence",
+          .make = make_pipedream,
+          .document = [](const ConfigReader& reader) { read_pipedream_knobs(reader); },
+          .data_parallel_size =
+              [](int ranks, const ConfigReader& reader) {
+                return read_pipedream_knobs(reader).batch_rule == "match_injection" ? ranks : 1;
+              },
+          .takes_data_store = false,
+          .synchronous = false,
+          .variants = {{"match_injection", {"batch_rule=match_injection", "lr_staleness=inverse"}},
+                       {"no stash", {"mode=none"}},
+                       {"vertical sync", {"mode=vertical_sync"}},
+                       {"2bw", {"mode=2bw", "micro_batches=4"}},
+                       {"flush", {"mode=flush", "micro_batches=4"}}}};
+}
+
+}  // namespace pdl

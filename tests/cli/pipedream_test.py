@@ -1,0 +1,67 @@
+"""PipeDream from the command line: records with staleness, stop and resume, verification, a loss that ends all ranks."""
+import _harness as harness
+from _harness import Case, tiny
+
+
+def pipedream(**changes):
+    return tiny(engine={"name": "pipedream"}, **changes)
+
+
+class PipeDream(Case):
+    def test_records_say_how_stale_weights_are(self):
+        done = self.train(pipedream(), ranks=3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        run, last = self.run_json(), self.epochs()[-1]
+        self.assertEqual((run["world"]["pp"], run["world"]["dp"]), (3, 1))
+        self.assertEqual([stage["stage"] for stage in last["staleness"]], [0, 1, 2])
+        for stage, lag in zip(last["staleness"], (2, 1, 0)):
+            self.assertEqual(stage["updates"], last["steps"])
+            self.assertEqual(stage["updates_behind"], [1] * lag + [last["steps"] - lag], "late only once the pipeline is full")
+            self.assertEqual(stage["versions"], lag + 1)
+            self.assertEqual(stage["weight_drift"] > 0.0, lag > 0)
+        self.assertIn("tied.send", last["comm"])
+
+    def test_resume_continues_bit_for_bit(self):
+        self.assertEqual(self.train(pipedream(training__epochs=4), ranks=2, out="whole").returncode, 0)
+        process = self.start("run", self.write(pipedream(training__epochs=4)), "--out", self.path("broken"), ranks=2)
+        self.wait_for_epochs(process, 1, "broken")
+        self.stop(process)
+        code, text = self.finish(process, 20)
+        if code == 0:
+            self.skipTest("the run was over before it could be stopped")
+        self.assertEqual(code, 75, text)
+        done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path("broken"), ranks=2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for a, b in zip(self.epochs("broken"), self.epochs("whole")):
+            self.assertEqual((a["epoch"], a["train_loss"], a["val_loss"]), (b["epoch"], b["train_loss"], b["val_loss"]))
+
+    def test_verify_compares_with_the_recurrence(self):
+        done = self.run_binary("verify", self.write(pipedream(training__dtype="fp64")), ranks=3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("VERIFY PASSED engine=pipedream reference=pipedream-recurrence ranks=3", done.stdout)
+        self.assertIn("worst=0.00e+00", done.stdout)
+
+    def test_the_reference_is_no_choice(self):
+        done = self.run_binary("plan", self.write(tiny(engine={"name": "pipedream-recurrence"})), "--ranks", "1")
+        self.assertEqual(done.returncode, 2, done.stdout)
+
+    def test_a_failing_stage_ends_all_ranks_with_one_message(self):
+        vgg = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "data": "synthetic-learnable",
+               "classes": 4, "train_samples": 96, "validation_samples": 24}
+        done = self.train(pipedream(workload=vgg, training__optimizer={"name": "sgd", "lr": 1e6}), ranks=3)
+        self.assertEqual(done.returncode, 7, done.stderr)
+        self.assertIn("stopped being finite", done.stderr)
+        self.assertEqual(done.stderr.count("error:"), 1, done.stderr)
+        self.assertEqual(self.run_json()["status"], "diverged")
+
+    def test_what_is_left_out_is_said(self):
+        done = self.run_binary("run", self.write(pipedream()), "engine.replicas=[3]", "--out", self.path("out"), ranks=3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        last = self.epochs()[-1]
+        if last["steps"] % 3:
+            self.fail("whole rounds only")
+        self.assertIn("are left out, as 3 make whole updates", done.stderr)
+
+
+if __name__ == "__main__":
+    harness.main()
