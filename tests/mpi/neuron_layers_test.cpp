@@ -25,11 +25,11 @@ struct Divided {
     backend->set_stream(ranks.stream);
     ModelDescription model;
     model.name = "two layers";
-    model.build = [this](const LayerFactory& factory) {
+    model.build = [this](const LayerFactory& layer_factory) {
       LayerList layers;
-      layers.push_back(factory.linear("first", first));
-      layers.push_back(factory.linear("last", last));
-      layers.push_back(factory.loss("loss", last.out));
+      layers.push_back(layer_factory.linear("first", first));
+      layers.push_back(layer_factory.linear("last", last));
+      layers.push_back(layer_factory.loss("loss", last.out));
       return layers;
     };
     factory = std::make_unique<NeuronParallelFactory>(model, *world, *ranks.device);
