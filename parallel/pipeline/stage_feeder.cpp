@@ -51,9 +51,11 @@ std::vector<Part> cut_step(std::int64_t samples, int micro_batches) {
 }
 
 StageFeeder::StageFeeder(const EngineContext& context, const Dataset& dataset, StageNeeds needs,
-                         std::int64_t step_samples, int micro_batches, int held)
+                         std::int64_t step_samples, int micro_batches, int held, int replica, int replicas)
     : needs_(needs),
       micro_batches_(micro_batches),
+      replica_(replica),
+      replicas_(replicas),
       largest_(largest_part(step_samples, micro_batches)),
       sends_ahead_(context.device.info().kind != "cpu"),
       device_(context.device),
@@ -97,7 +99,10 @@ std::int64_t StageFeeder::device_bytes(const EngineContext& context, StageNeeds 
 }
 
 std::vector<Part> StageFeeder::parts_of(std::int64_t step) const {
-  return cut_step(static_cast<std::int64_t>(plan_->step_ids(step).size()), micro_batches_);
+  const Part share = split_evenly(static_cast<std::int64_t>(plan_->step_ids(step).size()), replicas_, replica_);
+  std::vector<Part> parts = cut_step(share.count, micro_batches_);
+  for (Part& part : parts) part.begin += share.begin;
+  return parts;
 }
 
 void StageFeeder::begin(const EpochPlan& plan) {
