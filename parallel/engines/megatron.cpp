@@ -411,10 +411,18 @@ EngineDefinition megatron_definition() {
                     .rank_multiple = 3},
                    {.name = "distributed optimizer",
                     .knobs = {"use_distributed_optimizer=true", "overlap_grad_reduce=true", "ddp_bucket_size=1500"}},
-                   {.name = "overlapped all-reduces, the other order",
+                   {.name = "other order, overlapped all-reduces",
                     .knobs = {"pipeline_model_parallel_size=2", "use_tp_pp_dp_mapping=true", "overlap_grad_reduce=true",
                               "ddp_bucket_size=1500"},
-                    .rank_multiple = 2}}};
+                    .rank_multiple = 2},
+                   {.name = "divided heads",
+                    .knobs = {"tensor_model_parallel_size=3"},
+                    .rank_multiple = 3,  // the model of the tests has that many heads
+                    .models = "gpt2"},
+                   {.name = "divided channels",
+                    .knobs = {"tensor_model_parallel_size=2", "use_distributed_optimizer=true"},
+                    .rank_multiple = 2,
+                    .models = "vgg"}}};
 }
 
 }  // namespace pdl
