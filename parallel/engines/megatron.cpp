@@ -43,7 +43,7 @@
 #include <algorithm>
 #include <array>
 
-#include "parallel/pipeline/schedule_check.h"
+#include "parallel/comm/self_communicator.h"
 #include "parallel/pipeline/stage_tables.h"
 #include "parallel/pipeline/staged_model.h"
 #include "parallel/shard/tensor_parallel.h"
@@ -178,7 +178,7 @@ class Megatron final : public StepMethod {
   }
   CommCounts tensor_traffic_per_step() const;
   PlanTable grid_table() const;
-  PlanTable traffic_table(const CommCounts& counts) const;
+  PlanTable memory_by_tp() const;
   void warn(std::vector<std::string>& warnings) const;
 
   const EngineContext& context_;
@@ -262,15 +262,32 @@ PlanTable Megatron::grid_table() const {
   return table;
 }
 
-/// Bytes that this rank sends in a step, by axis.
-PlanTable Megatron::traffic_table(const CommCounts& counts) const {
-  PlanTable table{.title = "what rank 0 sends in a step", .columns = {"axis", "operation", "calls", "MiB"}, .rows = {}};
-  for (const auto& [key, count] : counts) {
-    const std::size_t dot = key.find('.');
-    const double mebibytes = static_cast<double>(count.bytes) / (1024.0 * 1024.0);
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3f", mebibytes);
-    table.rows.push_back({key.substr(0, dot), key.substr(dot + 1), str(count.calls), text});
+/// All ranks divide layers, and the batch grows with them: weights shrink, activations outside divided layers grow.
+PlanTable Megatron::memory_by_tp() const {
+  PlanTable table{.title = str("memory of rank 0 with tp ranks that divide layers, ",
+                               context_.training.global_batch / size().tp, " samples for each"),
+                  .columns = {"tp", "weights and moments", "activations", "in all"},
+                  .rows = {}};
+  for (int tp = 1; tp <= 16; tp *= 2) {
+    if (!obstacle_to_tensor_parallel(context_.model, Spread::none, tp).empty()) continue;
+    const std::unique_ptr<Communicator> world = make_planning_communicator(0, tp);
+    TrainingOptions training = context_.training;
+    training.global_batch = std::max<std::int64_t>(1, training.global_batch / size().tp) * tp;
+    const EngineContext context{.world = *world,
+                                .device = context_.device,
+                                .backend = context_.backend,
+                                .model = context_.model,
+                                .training = training,
+                                .data = context_.data,
+                                .loader = {},
+                                .stop_requested = nullptr};
+    MegatronKnobs knobs;
+    knobs.tp = tp;
+    const MemoryByKind memory = Megatron(context, knobs).model_.predicted_memory();
+    table.rows.push_back(
+        {str(tp),
+         format_bytes(memory[MemoryKind::parameters] + memory[MemoryKind::gradients] + memory[MemoryKind::optimizer]),
+         format_bytes(memory[MemoryKind::activations]), format_bytes(memory.total())});
   }
   return table;
 }
@@ -296,6 +313,7 @@ Prediction Megatron::predict() const {
   prediction.tables.push_back(
       stage_memory_table(context_, model_.plan(), knobs_.distributed_optimizer ? size().dp : 1));
   prediction.tables.push_back(traffic_table(prediction.comm_per_step));
+  if (knobs_.preset == "megatron-intra") prediction.tables.push_back(memory_by_tp());
   warn(prediction.warnings);
   return prediction;
 }

@@ -49,4 +49,16 @@ PlanTable schedule_picture(const std::string& title, const Schedule& schedule, c
   return picture;
 }
 
+PlanTable traffic_table(const CommCounts& counts) {
+  PlanTable table{
+      .title = "what this rank sends in a step", .columns = {"axis", "operation", "calls", "MiB"}, .rows = {}};
+  for (const auto& [key, count] : counts) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3f", static_cast<double>(count.bytes) / (1024.0 * 1024.0));
+    const std::size_t dot = key.find('.');
+    table.rows.push_back({key.substr(0, dot), key.substr(dot + 1), str(count.calls), text});
+  }
+  return table;
+}
+
 }  // namespace pdl

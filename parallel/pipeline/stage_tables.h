@@ -15,4 +15,7 @@ PlanTable stage_memory_table(const EngineContext& context, const PipelinePlan& p
 /// A line for each stage: what it does when.
 PlanTable schedule_picture(const std::string& title, const Schedule& schedule, const Timeline& timeline);
 
+/// What this rank sends in a step, a line for each axis and operation.
+PlanTable traffic_table(const CommCounts& counts);
+
 }  // namespace pdl
