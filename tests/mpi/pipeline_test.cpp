@@ -20,7 +20,10 @@ struct Scheme {
 
 Schedule schedule_of(const Scheme& scheme, int stages, int micro_batches) {
   if (scheme.schedule == "1F1B") return one_forward_one_backward(stages, micro_batches);
-  if (scheme.schedule == "interleaved") return interleaved(stages, micro_batches, 2);
+  if (scheme.schedule == "interleaved") {
+    const bool is_whole = micro_batches < stages || micro_batches % stages == 0;
+    return interleaved(stages, micro_batches, 2, is_whole ? stages : micro_batches);
+  }
   const Checkpoint mode = scheme.schedule == "always"  ? Checkpoint::always
                           : scheme.schedule == "never" ? Checkpoint::never
                                                        : Checkpoint::except_last;

@@ -27,7 +27,7 @@ std::string refusal(int ranks, const Overrides& overrides) {
 
 }  // namespace
 
-TEST_CASE("what cannot be is refused with what can", "[megatron]") {
+TEST_CASE("grids that cannot be are refused with those that can", "[megatron]") {
   const std::string tp = "engine.tensor_model_parallel_size=", pp = "engine.pipeline_model_parallel_size=";
   CHECK_THAT(refusal(6, {tp + "4"}), ContainsSubstring("tp 4 x pp 1 = 4 does not divide 6 ranks; nearest: 3 or 6"));
   CHECK_THAT(refusal(4, {pp + "3"}), ContainsSubstring("/engine/pipeline_model_parallel_size"));
