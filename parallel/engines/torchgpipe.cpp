@@ -39,9 +39,9 @@
 //   profile=""  param_scale=2 (upstream's argument of balance_by_size)  loss_in_pipeline=true
 
 #include <algorithm>
-#include <cstdio>
 
 #include "parallel/pipeline/layer_profile.h"
+#include "parallel/pipeline/stage_tables.h"
 #include "parallel/pipeline/staged_model.h"
 
 namespace pdl {
@@ -91,12 +91,6 @@ int micro_batches_of(const TorchgpipeKnobs& knobs, const TrainingOptions& traini
   const std::int64_t batch = training.global_batch;
   const std::int64_t wanted = training.micro_batch > 0 ? (batch + training.micro_batch - 1) / training.micro_batch : 1;
   return static_cast<int>(std::min(batch, std::max<std::int64_t>(knobs.chunks, wanted)));
-}
-
-std::string percent(double fraction) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", 100.0 * fraction);
-  return text;
 }
 
 /// The layers' costs for one micro-batch, in seconds where they were measured.
@@ -161,9 +155,9 @@ class Torchgpipe final : public StepMethod {
         .micro_batches = micro_batches(),
         .gathered_loss = !knobs_.loss_in_pipeline,
         .schedule = [stages = stages(), mode = checkpoint_of(knobs_.checkpoint), gathered = !knobs_.loss_in_pipeline](
-                        int micro_batches) { return fill_drain(stages, micro_batches, mode, gathered); }};
+                        int micro_batches) { return fill_drain(stages, micro_batches, mode, gathered); },
+        .grid = ProcessGrid({.pp = stages()})};
   }
-  PlanTable memory_table() const;
 
   const EngineContext& context_;
   TorchgpipeKnobs knobs_;
@@ -189,36 +183,6 @@ EngineDescription Torchgpipe::describe() const {
   return description;
 }
 
-/// Every stage's memory, by the formulas that this rank's prediction uses.
-PlanTable Torchgpipe::memory_table() const {
-  PlanTable table{.title = "memory of each stage at its peak, MiB",
-                  .columns = {"stage", "parameters", "gradients", "optimizer", "activations", "communication",
-                              "workspace", "sent in a step"},
-                  .rows = {}};
-  const auto mebibytes = [](std::int64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f", static_cast<double>(bytes) / (1024.0 * 1024.0));
-    return std::string(text);
-  };
-  for (int stage = 0; stage < stages(); ++stage) {
-    MemoryByKind memory = model_.plan().predicted_memory(stage);
-    for (const std::unique_ptr<StagePart>& part : model_.plan().make_parts(stage)) {
-      memory[MemoryKind::optimizer] +=
-          optimizer_bytes(context_.training.optimizer, part->store.elements(), context_.training.dtype,
-                          static_cast<std::int64_t>(part->store.params().size()));
-    }
-    std::vector<std::string> row = {str(stage)};
-    for (MemoryKind kind : {MemoryKind::parameters, MemoryKind::gradients, MemoryKind::optimizer,
-                            MemoryKind::activations, MemoryKind::communication, MemoryKind::workspace}) {
-      row.push_back(mebibytes(memory[kind]));
-    }
-    const CommCounts messages = model_.plan().predicted_messages(stage);
-    row.push_back(mebibytes(messages.contains("pp.send") ? messages.at("pp.send").bytes : 0));
-    table.rows.push_back(std::move(row));
-  }
-  return table;
-}
-
 Prediction Torchgpipe::predict() const {
   Prediction prediction;
   prediction.memory = model_.predicted_memory();
@@ -227,15 +191,12 @@ Prediction Torchgpipe::predict() const {
   const Timeline timeline = simulate(schedule, model_.plan().stage_costs(costs_));
   prediction.bubble_fraction = timeline.idle_fraction();
 
-  prediction.tables = {explain_partition(report_, costs_, context_.training.dtype), memory_table()};
-  PlanTable picture{.title = str(micro_batches(), " micro-batches, checkpoint ", knobs_.checkpoint, ": idle ",
-                                 percent(timeline.idle_fraction()), ", recomputation ",
-                                 percent(1.0 - timeline.idle_fraction() - timeline.useful_fraction())),
-                    .columns = {"stage", "F forward, R forward again, B backward, . waiting"},
-                    .rows = {}};
-  const std::vector<std::string> lines = draw(schedule, timeline);
-  for (std::size_t stage = 0; stage < lines.size(); ++stage) picture.rows.push_back({str(stage), lines[stage]});
-  prediction.tables.push_back(std::move(picture));
+  prediction.tables = {explain_partition(report_, costs_, context_.training.dtype),
+                       stage_memory_table(context_, model_.plan()),
+                       schedule_picture(str(micro_batches(), " micro-batches, checkpoint ", knobs_.checkpoint,
+                                            ": idle ", percent(timeline.idle_fraction()), ", recomputation ",
+                                            percent(1.0 - timeline.idle_fraction() - timeline.useful_fraction())),
+                                        schedule, timeline)};
 
   if (knobs_.chunks > micro_batches()) {
     prediction.warnings.push_back(str("a step has ", context_.training.global_batch, " samples, so it has ",

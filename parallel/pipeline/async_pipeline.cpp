@@ -16,7 +16,8 @@ PipelineOptions pipeline_options(const AsyncOptions& options) {
           .replicas = options.replicas,
           .micro_batches = options.units_per_step,
           .scheduled = options.scheduled,
-          .schedule = options.schedule};
+          .schedule = options.schedule,
+          .grid = ProcessGrid({.pp = std::accumulate(options.replicas.begin(), options.replicas.end(), 0)})};
 }
 
 /// Units by which the sum over a step's ranks is asked for after its end. No rank's first pass of a unit comes before
@@ -89,10 +90,14 @@ void AsyncPipeline::prepare() {
 
 MemoryByKind AsyncPipeline::predicted_memory() const {
   MemoryByKind memory = plan_.predicted_memory(rank_);
-  for (const MemoryByKind& more : {update_.predicted_memory(), reports_.predicted_memory()}) {
+  for (const MemoryByKind& more : {parts_[0]->store.predicted_memory(context_.training.dtype),
+                                   update_.predicted_memory(), reports_.predicted_memory()}) {
     for (std::size_t kind = 0; kind < memory.bytes.size(); ++kind) memory.bytes[kind] += more.bytes[kind];
   }
   memory[MemoryKind::workspace] += size_of(DType::int64);
+  if (rank_ == 0) {
+    memory[MemoryKind::communication] += plan_.visit_elements() * size_of(wide_dtype(context_.training.dtype));
+  }
   if (context_.training.deterministic) {  // of the world's group and of the two that carry messages
     memory[MemoryKind::communication] += 3 * deterministic_scratch_bytes(context_.world.size());
   }

@@ -138,6 +138,7 @@ void PipelineExecutor::begin(Run& run) {
   run.passages.resize(micro_batches * size_.needs.chunks.size());
   run.last_pass.assign(micro_batches, 0);
   run.saves.assign(size_.needs.chunks.size(), 0);
+  run.last_backward.assign(size_.needs.chunks.size(), -1);
   if (run.training) {
     for (std::vector<char>& touched : touched_) touched.assign(touched.size(), 0);
   }
@@ -147,6 +148,7 @@ void PipelineExecutor::begin(Run& run) {
     const Action& action = actions[place];
     const Stage& stage = part(action).stage;
     if (is_pass(action.act)) run.last_pass[static_cast<std::size_t>(action.micro_batch)] = place;
+    if (action.act == Act::backward) run.last_backward[static_cast<std::size_t>(action.chunk)] = action.micro_batch;
     if (action.act == Act::receive_activation) {
       inputs.push_back(
           {action.peer, tag_of(action), action.chunk, stage.input_spec(run.host.samples(action.micro_batch))});
@@ -263,8 +265,10 @@ void PipelineExecutor::backward(Run& run, const Action& action) {
   StagePart& mine = part(action);
   const auto chunk = static_cast<std::size_t>(action.chunk), slot = static_cast<std::size_t>(here.slot);
   MicroBatch batch = here.batch;
+  GradientListener* const listener =
+      run.last_backward[chunk] == action.micro_batch ? run.host.listener(action.chunk) : nullptr;
   here.dx = mine.stage.backward(mine.store, run.host.values(action.chunk, action.version), mine.store.grads(),
-                                touched_[chunk], rooms_[chunk].slots[slot], batch, here.x, here.dy, nullptr);
+                                touched_[chunk], rooms_[chunk].slots[slot], batch, here.x, here.dy, listener);
   rooms_[chunk].taken[slot] = 0;
   ++counts_.backwards;
   if (!is_first_stage(run.schedule, run.rank, action.chunk)) inputs_.release(here.x);

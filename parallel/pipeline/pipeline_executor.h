@@ -42,6 +42,8 @@ class PipelineHost {
   virtual void release(int micro_batch) = 0;
   /// The weights of a part after `version` updates.
   virtual Tensor values(int chunk, int version) = 0;
+  /// Hears of the gradients of the last backward pass over a chunk's weights; null: nobody does.
+  virtual GradientListener* listener(int) { return nullptr; }
   virtual void reduce(int version) = 0;
   /// From then on gradients add up anew.
   virtual void update(int version) = 0;
@@ -95,6 +97,7 @@ class PipelineExecutor {
     std::vector<Passage> passages = {};       ///< by micro-batch, then chunk
     std::vector<std::size_t> last_pass = {};  ///< by micro-batch: place in the list
     std::vector<int> saves = {};              ///< by chunk: passes that took a slot so far
+    std::vector<int> last_backward = {};      ///< by chunk: micro-batch
     std::int64_t gathered = 0;                ///< samples whose outputs are gathered so far
     int limit = INT_MAX;                      ///< as the host last said
   };

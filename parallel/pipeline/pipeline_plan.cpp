@@ -7,11 +7,25 @@
 
 namespace pdl {
 
+namespace {
+
+LayerList build_layers(const ModelDescription& model, const LayerFactory* factory) {
+  return factory != nullptr ? model.build(*factory) : model.build(LayerFactory());
+}
+
+ParamStore dense_store(const ModelDescription& model) {
+  const LayerList layers = model.build(LayerFactory());
+  return make_param_store(layers, 0, static_cast<int>(layers.size()));
+}
+
+}  // namespace
+
 PipelinePlan::PipelinePlan(const EngineContext& context, PipelineOptions options)
     : context_(context),
       options_(std::move(options)),
-      layers_(context.model.build(LayerFactory())),
-      dense_(make_param_store(layers_, 0, static_cast<int>(layers_.size()))) {
+      place_(options_.grid.coordinate(context.world.rank())),
+      layers_(build_layers(context.model, options_.factory)),
+      dense_(dense_store(context.model)) {
   PDL_CHECK(static_cast<int>(options_.balance.size()) == options_.stages * options_.chunks, "a balance of ",
             options_.balance.size(), " stages");
   if (options_.replicas.empty()) options_.replicas.assign(static_cast<std::size_t>(options_.stages), 1);
@@ -19,8 +33,12 @@ PipelinePlan::PipelinePlan(const EngineContext& context, PipelineOptions options
     first_rank_.push_back(ranks());
     stage_of_.insert(stage_of_.end(), static_cast<std::size_t>(replicas_of(stage)), stage);
   }
-  check_schedule(training(scheduled()));
-  check_schedule(evaluation(scheduled()));
+  PDL_CHECK(options_.grid.size().pp == ranks(), "a grid of ", options_.grid.size().pp, " ranks in a pipeline of ",
+            ranks());
+  for (int micro_batches : typical_steps()) {
+    check_schedule(training(micro_batches));
+    check_schedule(evaluation(micro_batches));
+  }
   for (const int rank : first_rank_) {
     for (const std::unique_ptr<StagePart>& part : make_parts(rank)) {
       for (const Param& param : part->store.params()) {
@@ -45,8 +63,25 @@ std::pair<int, int> PipelinePlan::layer_range(int virtual_stage) const {
   return {begins[stage], begins[stage + 1] + (has_loss ? 1 : 0)};
 }
 
+std::int64_t PipelinePlan::largest_share() const {
+  return split_evenly(context_.training.global_batch, options_.grid.size().dp, 0).count;
+}
+
 std::int64_t PipelinePlan::largest_micro_batch() const {
-  return cut_step(context_.training.global_batch, options_.micro_batches)[0].count;
+  return cut_step(largest_share(), options_.micro_batches)[0].count;
+}
+
+std::vector<int> PipelinePlan::typical_steps() const {
+  std::vector<int> steps = {scheduled()};
+  if (options_.chunks == 1) return steps;  // a step of fewer micro-batches needs no more room
+  for (int fewer = 1; fewer < std::min(options_.micro_batches, 4 * options_.stages); ++fewer) steps.push_back(fewer);
+  return steps;
+}
+
+std::vector<std::pair<int, int>> PipelinePlan::layer_ranges(int rank) const {
+  std::vector<std::pair<int, int>> ranges;
+  for (int chunk = 0; chunk < options_.chunks; ++chunk) ranges.push_back(layer_range(chunk * options_.stages + stage_of(rank)));
+  return ranges;
 }
 
 std::vector<std::unique_ptr<StagePart>> PipelinePlan::make_parts(int rank) const {
@@ -55,10 +90,7 @@ std::vector<std::unique_ptr<StagePart>> PipelinePlan::make_parts(int rank) const
     parts.push_back(std::make_unique<StagePart>(layers_, first, last, context_.model, largest_micro_batch(),
                                                 context_.training.dtype, context_.backend));
   };
-  for (int chunk = 0; chunk < options_.chunks; ++chunk) {
-    const auto [first, last] = layer_range(chunk * options_.stages + stage_of(rank));
-    add(first, last);
-  }
+  for (const auto& [first, last] : layer_ranges(rank)) add(first, last);
   const int layers = static_cast<int>(layers_.size());
   if (options_.gathered_loss && stage_of(rank) + 1 == options_.stages) add(layers - 1, layers);
   return parts;
@@ -69,12 +101,17 @@ ExecutorSize PipelinePlan::executor_size(int rank) const {
   ExecutorSize size{.needs = needs_of(schedule, rank),
                     .send_buffers = schedule.send_buffers,
                     .max_samples = largest_micro_batch(),
-                    .gathered_samples = context_.training.global_batch};
-  const RankNeeds evaluating = needs_of(evaluation(scheduled()), rank);
-  for (std::size_t chunk = 0; chunk < size.needs.chunks.size(); ++chunk) {
-    ChunkNeeds& needs = size.needs.chunks[chunk];
-    needs.inputs = std::max(needs.inputs, evaluating.chunks[chunk].inputs);
-    needs.slots = std::max(needs.slots, evaluating.chunks[chunk].slots);
+                    .gathered_samples = largest_share()};
+  for (int micro_batches : typical_steps()) {
+    for (const Schedule& other : {training(micro_batches), evaluation(micro_batches)}) {
+      const RankNeeds needed = needs_of(other, rank);
+      size.send_buffers = std::max(size.send_buffers, other.send_buffers);
+      for (std::size_t chunk = 0; chunk < size.needs.chunks.size(); ++chunk) {
+        ChunkNeeds& needs = size.needs.chunks[chunk];
+        needs.inputs = std::max(needs.inputs, needed.chunks[chunk].inputs);
+        needs.slots = std::max(needs.slots, needed.chunks[chunk].slots);
+      }
+    }
   }
   return size;
 }
@@ -85,14 +122,18 @@ StageNeeds PipelinePlan::data_needs(int rank) const {
 
 /// On a GPU one more, so that the next micro-batch travels while the device still works on those that are held.
 int PipelinePlan::held(int rank, bool training_step) const {
-  const Schedule schedule = training_step ? training(scheduled()) : evaluation(scheduled());
+  int most = 0;
+  for (int micro_batches : typical_steps()) {
+    const Schedule schedule = training_step ? training(micro_batches) : evaluation(micro_batches);
+    most = std::max(most, needs_of(schedule, rank).micro_batches);
+  }
   const int ahead = context_.device.info().kind == "cpu" ? 0 : 1;
-  return std::min(needs_of(schedule, rank).micro_batches + ahead, scheduled());
+  return std::min(most + ahead, scheduled());
 }
 
 std::unique_ptr<StageFeeder> PipelinePlan::make_feeder(int rank, const Dataset& dataset, bool training_step) const {
-  return std::make_unique<StageFeeder>(context_, dataset, data_needs(rank), context_.training.global_batch,
-                                       options_.micro_batches, held(rank, training_step));
+  return std::make_unique<StageFeeder>(context_, dataset, data_needs(rank), largest_share(), options_.micro_batches,
+                                       held(rank, training_step), place_.dp, options_.grid.size().dp);
 }
 
 int PipelinePlan::owner_of(int dense_index) const {
@@ -109,7 +150,8 @@ std::int64_t PipelinePlan::visit_elements() const {
   constexpr std::int64_t kMostElements = 1 << 18;
   std::int64_t largest = 0;
   for (int index = 0; index < static_cast<int>(dense_.params().size()); ++index) {
-    if (owner_of(index) != 0) largest = std::max(largest, dense_.params()[static_cast<std::size_t>(index)].count);
+    const bool is_elsewhere = owner_of(index) != 0 || options_.grid.size().tp > 1 || options_.grid.size().dp > 1;
+    if (is_elsewhere) largest = std::max(largest, dense_.params()[static_cast<std::size_t>(index)].count);
   }
   return std::min(largest, kMostElements);
 }
@@ -120,21 +162,17 @@ MemoryByKind PipelinePlan::predicted_memory(int rank) const {
   for (const auto& part : parts) pointers.push_back(part.get());
   MemoryByKind memory =
       PipelineExecutor(pointers, executor_size(rank), context_.device, context_.backend).predicted_memory();
-  for (const auto& part : parts) {
-    const MemoryByKind held_by_store = part->store.predicted_memory(context_.training.dtype);
-    for (std::size_t kind = 0; kind < memory.bytes.size(); ++kind) memory.bytes[kind] += held_by_store.bytes[kind];
-  }
   for (bool training_step : {true, false}) {
-    memory[MemoryKind::activations] += StageFeeder::device_bytes(
-        context_, data_needs(rank), context_.training.global_batch, options_.micro_batches, held(rank, training_step));
+    memory[MemoryKind::activations] += StageFeeder::device_bytes(context_, data_needs(rank), largest_share(),
+                                                                 options_.micro_batches, held(rank, training_step));
   }
-  if (rank == 0) memory[MemoryKind::communication] += visit_elements() * size_of(wide_dtype(context_.training.dtype));
   return memory;
 }
 
 CommCounts PipelinePlan::predicted_messages(int rank) const {
   const std::vector<std::unique_ptr<StagePart>> parts = make_parts(rank);
-  const std::vector<Part> pieces = cut_step(context_.training.global_batch, options_.micro_batches);
+  const Part share = split_evenly(context_.training.global_batch, options_.grid.size().dp, place_.dp);
+  const std::vector<Part> pieces = cut_step(share.count, options_.micro_batches);
   CommCounts counts;
   const Schedule schedule = training(options_.micro_batches);
   for (const Action& action : schedule.ranks[static_cast<std::size_t>(rank)].actions) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "parallel/engine.h"
+#include "parallel/grid/process_grid.h"
 #include "parallel/pipeline/partition.h"
 #include "parallel/pipeline/pipeline_executor.h"
 #include "parallel/pipeline/schedule_timeline.h"
@@ -19,11 +20,15 @@ struct PipelineOptions {
   Balance balance;                 ///< layers of each virtual stage
   int stages = 1, chunks = 1;      ///< and virtual stages on each rank
   std::vector<int> replicas = {};  ///< ranks of each stage; empty: one each. Ranks count stage by stage
-  int micro_batches = 1;           ///< of a step, where it has as many samples
+  int micro_batches = 1;           ///< of a step, where a replica of the pipeline has as many samples
   /// Micro-batches of the schedule from which follows what a rank must hold, where steps overlap; 0: those of a step.
   int scheduled = 0;
   bool gathered_loss = false;  ///< the loss is left out of the last stage and computed once all outputs are there
   std::function<Schedule(int micro_batches)> schedule;  ///< of a training step, or of so many micro-batches in a row
+  /// Where ranks stand: along pp the ranks of one pipeline, dp replicas of the pipeline, tp divide the layers of a
+  /// stage.
+  ProcessGrid grid{GridSize{}};
+  const LayerFactory* factory = nullptr;  ///< makes this rank's layers; null: dense ones. Outlives the plan
 };
 
 /// A parameter that two stages hold, each in its own store: equal at the start, and equal for ever when both are
@@ -31,15 +36,19 @@ struct PipelineOptions {
 struct TiedPair {
   std::string name, copy_name;  ///< of the parameter, and of what is tied to it
   int rank = 0, copy_rank = 0;  ///< the first ones of the two stages
-  std::int64_t elements = 0;
+  std::int64_t elements = 0;    ///< on each
 };
 
+/// "rank" is a rank of one pipeline; without replicas of stages, the number of its stage.
 class PipelinePlan {
  public:
   /// Checks the schedules. Throws Error(internal) when one cannot be run.
   PipelinePlan(const EngineContext& context, PipelineOptions options);
 
   const PipelineOptions& options() const { return options_; }
+  const ProcessGrid& grid() const { return options_.grid; }
+  /// Where this world rank stands.
+  const GridCoordinate& place() const { return place_; }
   const LayerList& layers() const { return layers_; }
   int ranks() const { return static_cast<int>(stage_of_.size()); }
   int stage_of(int rank) const { return stage_of_[static_cast<std::size_t>(rank)]; }
@@ -56,10 +65,13 @@ class PipelinePlan {
   /// The dense model's parameters, in registration order, and the first rank that has each.
   const ParamStore& dense() const { return dense_; }
   int owner_of(int dense_index) const;
-  /// Elements of other ranks' parameters that rank 0 receives at a time when it visits all; 0 when it has them all.
+  /// Layers [first, last) of each virtual stage of a rank, the loss with the last one.
+  std::vector<std::pair<int, int>> layer_ranges(int rank) const;
+  /// Elements of other ranks' parameters that world rank 0 receives at a time when it visits all; 0 when it has all.
   std::int64_t visit_elements() const;
 
-  /// Of a rank at its peak, optimizer left out; and what it sends and receives in a full step.
+  /// Of a rank at its peak, parameters, gradients and optimizer left out; and what it sends and receives in a full
+  /// step.
   MemoryByKind predicted_memory(int rank) const;
   CommCounts predicted_messages(int rank) const;
   /// Costs of the virtual stages for one micro-batch, from the costs of the layers.
@@ -70,11 +82,16 @@ class PipelinePlan {
   StageNeeds data_needs(int rank) const;
   int held(int rank, bool training) const;
   int scheduled() const { return options_.scheduled > 0 ? options_.scheduled : options_.micro_batches; }
+  /// Numbers of micro-batches that a step may have and whose schedules may need most room: the full step's, and few,
+  /// which interleave otherwise.
+  std::vector<int> typical_steps() const;
+  std::int64_t largest_share() const;  ///< samples of a step on a replica
   std::int64_t largest_micro_batch() const;
 
   const EngineContext& context_;
   PipelineOptions options_;
   std::vector<int> stage_of_, first_rank_;  ///< by rank, by stage
+  GridCoordinate place_;
   LayerList layers_;
   ParamStore dense_;
   std::vector<TiedPair> tied_;

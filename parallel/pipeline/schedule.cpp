@@ -150,12 +150,15 @@ Schedule one_forward_one_backward(int stages, int micro_batches) {
 
 Schedule interleaved(int stages, int micro_batches, int chunks, int group) {
   if (group == 0) group = stages;
+  const bool few = micro_batches < stages;
+  if (few) group = micro_batches;
   const int last_group = micro_batches % group;
-  PDL_CHECK(stages > 1 && stages <= group && group <= micro_batches && (last_group == 0 || last_group >= stages),
-            "interleaved: ", stages, " stages, groups of ", group, ", ", micro_batches, " micro-batches");
+  PDL_CHECK(
+      stages > 1 && (few || (stages <= group && group <= micro_batches && (last_group == 0 || last_group >= stages))),
+      "interleaved: ", stages, " stages, groups of ", group, ", ", micro_batches, " micro-batches");
   Schedule schedule = blank("interleaved 1F1B", unreplicated(stages), micro_batches, chunks);
   schedule.send_buffers +=
-      group - stages;  // what the last rank sends the first, which takes it when the group is through
+      std::max(0, group - stages);  // what the last rank sends the first, which takes it when the group is through
   const std::vector<std::pair<int, int>> order = interleaved_order(micro_batches, chunks, group);
   const int passes = micro_batches * chunks;
   for (int rank = 0; rank < stages; ++rank) {
@@ -168,7 +171,7 @@ Schedule interleaved(int stages, int micro_batches, int chunks, int group) {
       const auto [micro_batch, chunk] = order[static_cast<std::size_t>(pass)];
       writer.backward(micro_batch, chunks - 1 - chunk);
     };
-    const int warm = std::min(2 * (stages - rank - 1) + (chunks - 1) * group, passes);
+    const int warm = few ? passes : std::min(2 * (stages - rank - 1) + (chunks - 1) * group, passes);
     for (int pass = 0; pass < warm; ++pass) forward(pass);
     for (int pass = 0; pass + warm < passes; ++pass) {
       forward(pass + warm);

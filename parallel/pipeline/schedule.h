@@ -79,7 +79,8 @@ Schedule one_forward_one_backward(int stages, int micro_batches);
 
 /// Interleaved 1F1B (Narayanan et al. 2021, section 2.2): each rank has `chunks` virtual stages. Micro-batches advance
 /// in groups of `group` (0: as many as stages). Needs two stages, stages <= group <= micro_batches, and a last group of
-/// at least as many micro-batches as stages.
+/// at least as many micro-batches as stages. Fewer micro-batches than stages go as one group, all forward before any
+/// goes backward.
 Schedule interleaved(int stages, int micro_batches, int chunks, int group = 0);
 
 /// Which weights a mini-batch uses where updates go on between its forward and its backward pass.

@@ -51,9 +51,11 @@ std::vector<Part> cut_step(std::int64_t samples, int micro_batches) {
 }
 
 StageFeeder::StageFeeder(const EngineContext& context, const Dataset& dataset, StageNeeds needs,
-                         std::int64_t step_samples, int micro_batches, int held)
+                         std::int64_t step_samples, int micro_batches, int held, int replica, int replicas)
     : needs_(needs),
       micro_batches_(micro_batches),
+      replica_(replica),
+      replicas_(replicas),
       largest_(largest_part(step_samples, micro_batches)),
       sends_ahead_(context.device.info().kind != "cpu"),
       device_(context.device),
@@ -96,16 +98,23 @@ std::int64_t StageFeeder::device_bytes(const EngineContext& context, StageNeeds 
   return held * PlaceLayout(context.model, context.training.dtype, needs, samples).bytes;
 }
 
+std::vector<Part> StageFeeder::parts_of(std::int64_t step) const {
+  const Part share = split_evenly(static_cast<std::int64_t>(plan_->step_ids(step).size()), replicas_, replica_);
+  std::vector<Part> parts = cut_step(share.count, micro_batches_);
+  for (Part& part : parts) part.begin += share.begin;
+  return parts;
+}
+
 void StageFeeder::begin(const EpochPlan& plan) {
+  plan_ = &plan;
+  count_ = 0;
   std::vector<std::span<const std::int64_t>> micro_batches;
   for (std::int64_t step = 0; step < plan.steps(); ++step) {
     const std::span<const std::int64_t> ids = plan.step_ids(step);
-    for (const Part part : cut_step(static_cast<std::int64_t>(ids.size()), micro_batches_)) {
+    for (const Part part : parts_of(step)) {
       micro_batches.push_back(ids.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.count)));
     }
   }
-  plan_ = &plan;
-  count_ = 0;
   restart(std::move(micro_batches));
 }
 
@@ -128,7 +137,7 @@ void StageFeeder::restart(std::vector<std::span<const std::int64_t>> micro_batch
 std::span<const Part> StageFeeder::begin_step() {
   PDL_CHECK(plan_ != nullptr && step_ + 1 < plan_->steps(), "no step left in the plan");
   PDL_CHECK(next_ == count_, "a step of ", count_, " micro-batches ends after ", next_);
-  parts_ = cut_step(static_cast<std::int64_t>(plan_->step_ids(++step_).size()), micro_batches_);
+  parts_ = parts_of(++step_);
   first_ += count_;
   count_ = parts_.size();
   next_ = sent_ = 0;

@@ -3,8 +3,9 @@
 // the first stage needs inputs, the last one targets, all of them sample ids and update for dropout. Stages in between
 // read no data: the plan tells the ids.
 //
-// A step's samples are cut into a given number of micro-batches whose sizes differ by at most one, larger ones first; a
-// step of fewer samples has one sample in each.
+// Replica r of R of the pipeline takes the contiguous part split_evenly(n, R, r) of a step's n samples. It is cut into
+// a given number of micro-batches whose sizes differ by at most one, larger ones first; where there are fewer samples,
+// there is one in each, and of none there are none.
 
 #include <cstdint>
 #include <memory>
@@ -28,9 +29,9 @@ std::vector<Part> cut_step(std::int64_t samples, int micro_batches);
 
 class StageFeeder {
  public:
-  /// Steps of up to `step_samples` in `micro_batches` pieces, `held` of them at a time.
+  /// Steps of up to `step_samples` on this replica in `micro_batches` pieces, `held` of them at a time.
   StageFeeder(const EngineContext& context, const Dataset& dataset, StageNeeds needs, std::int64_t step_samples,
-              int micro_batches, int held);
+              int micro_batches, int held, int replica = 0, int replicas = 1);
   /// Bytes of device memory that the constructor takes, for plans.
   static std::int64_t device_bytes(const EngineContext& context, StageNeeds needs, std::int64_t step_samples,
                                    int micro_batches, int held);
@@ -39,7 +40,7 @@ class StageFeeder {
   void begin(const EpochPlan& plan);
   /// Starts on these micro-batches, given as sample ids that stay valid, all in one step that has begun.
   void begin(std::vector<std::span<const std::int64_t>> micro_batches);
-  /// The micro-batches of the next step. All of the step before have been released.
+  /// The micro-batches of the next step, as parts of it. All of the step before have been released.
   std::span<const Part> begin_step();
   /// The next micro-batch, on its way: work queued on `stream` from now on finds it there, until it is released. size,
   /// input, target (where needed), sample_ids and update are set.
@@ -60,12 +61,13 @@ class StageFeeder {
     bool is_free = true;
   };
   Place make_place(const EngineContext& context);
+  std::vector<Part> parts_of(std::int64_t step) const;
   void restart(std::vector<std::span<const std::int64_t>> micro_batches);
   void send();
   void read_ahead();
 
   StageNeeds needs_;
-  int micro_batches_;
+  int micro_batches_, replica_, replicas_;
   std::int64_t largest_;  ///< samples of a micro-batch
   bool sends_ahead_;
   Device& device_;

@@ -1,6 +1,7 @@
 #pragma once
-// A model cut into stages over all ranks, trained with a schedule that flushes: every step's micro-batches go through,
-// then the weights are updated once. What its engine adds is the cut and the schedule.
+// A model cut into stages, trained with a schedule that flushes: every step's micro-batches go through, then the
+// weights are updated once. There may be replicas of the whole pipeline, which share a step's samples, and ranks that
+// divide the layers of a stage. What an engine adds is the grid, the cut and the schedule.
 
 #include <memory>
 #include <vector>
@@ -14,8 +15,8 @@ namespace pdl {
 
 class StagedModel final : public HeldModel, private PipelineHost {
  public:
-  /// Plans only. World rank r is stage r.
-  StagedModel(const EngineContext& context, PipelineOptions options);
+  /// Plans only. World ranks stand as options.grid says.
+  StagedModel(const EngineContext& context, PipelineOptions options, const StageUpdateOptions& update = {});
 
   void prepare();
   MemoryByKind predicted_memory() const;
@@ -33,9 +34,12 @@ class StagedModel final : public HeldModel, private PipelineHost {
   void visit_parameters(const Engine::ParameterVisitor& visit) override;
   std::vector<StateTensor> state() const { return update_.state(); }
   /// The state holds a checkpoint: makes the values that layers compute with.
-  void restored();
+  void restored() { update_.restored(); }
 
   const PipelinePlan& plan() const { return plan_; }
+  const StageUpdate& update() const { return update_; }
+  /// The group of this rank along an axis, from `prepare` on; null where it is alone.
+  Communicator* group(const std::string& axis) const { return (axis == "dp" ? dp_ : tp_).get(); }
   const PipelineExecutor& executor() const { return executor_; }
 
  private:
@@ -43,23 +47,36 @@ class StagedModel final : public HeldModel, private PipelineHost {
   std::int64_t samples(int micro_batch) const override { return pieces_[static_cast<std::size_t>(micro_batch)].count; }
   void release(int micro_batch) override;
   Tensor values(int chunk, int) override { return parts_[static_cast<std::size_t>(chunk)]->store.values(); }
-  void reduce(int) override { update_.sum_tied(); }
+  GradientListener* listener(int chunk) override { return update_.listener(chunk); }
+  void reduce(int) override { update_.sum(); }
   void update(int) override { outcome_ = update_.apply(order_); }
 
   void run(StageFeeder& feeder, const Schedule& schedule, Observer& observer, bool training);
+  std::unique_ptr<Communicator> split(const std::string& axis, const std::string& name) const;
   std::vector<StagePart*> part_pointers() const;
-  /// A parameter's range on its owner's rank.
-  Tensor held_weights(int dense_index) const;
+  /// What a rank tells world rank 0 about its part of a parameter.
+  struct Account {
+    std::int64_t axis = -1, begin = 0, count = 0;  ///< its slice
+    std::int64_t first = 0, elements = 0;          ///< what it knows of the slice
+  };
+  Account account_of(int dense_index, Tensor& known) const;
+  /// World ranks that may know a part of the parameter.
+  std::vector<int> holders(int dense_index) const;
+  void send_part(int dense_index);
+  void take_part(int dense_index, int holder, std::vector<char>& whole);
 
   const EngineContext& context_;
-  int rank_;
+  int rank_;  ///< in the world
   PipelinePlan plan_;
+  int stage_;
   std::vector<std::unique_ptr<StagePart>> parts_;
   PipelineExecutor executor_;
   StageUpdate update_;
   std::unique_ptr<StageFeeder> training_, validation_;
-  Buffer metrics_;
-  Buffer landing_;  ///< rank 0: parts of other ranks' parameters
+  Buffer metrics_, unheard_;
+  std::unique_ptr<Communicator> dp_, tp_;  ///< null where the axis has one rank
+  Buffer landing_;                         ///< rank 0: parts of other ranks' parameters
+  Buffer account_;                         ///< int64 [5]
   // Of the step under way.
   StageFeeder* feeder_ = nullptr;
   Observer* observer_ = nullptr;

@@ -26,15 +26,15 @@ void check(const TensorGroup& group, const Tensor& whole, const Tensor& part, st
 
 }  // namespace
 
-Shape whole_of(const Shape& part, Spread spread, const TensorGroup& group) {
+Shape whole_of(const Shape& part, SpreadOver spread, const TensorGroup& group) {
   Shape whole = part;
-  if (spread != Spread::none) whole[spread == Spread::sequence ? 1 : 0] *= group.size;
+  if (spread != SpreadOver::none) whole[spread == SpreadOver::sequence ? 1 : 0] *= group.size;
   return whole;
 }
 
-Shape part_of(const Shape& whole, Spread spread, const TensorGroup& group) {
-  if (spread == Spread::none) return whole;
-  const int axis = spread == Spread::sequence ? 1 : 0;
+Shape part_of(const Shape& whole, SpreadOver spread, const TensorGroup& group) {
+  if (spread == SpreadOver::none) return whole;
+  const int axis = spread == SpreadOver::sequence ? 1 : 0;
   PDL_CHECK(whole[axis] % group.size == 0, whole.to_string(), " on ", group.size, " ranks");
   Shape part = whole;
   part[axis] /= group.size;

@@ -34,16 +34,18 @@ struct TensorGroup {
 };
 
 /// What is spread over the ranks of a group where layers are whole on each of them.
-enum class Spread {
+enum class SpreadOver {
   none,      ///< nothing: all ranks compute the same
   sequence,  ///< text [B, T, C]: each rank has T / t tokens of every sequence ("sequence parallelism")
   samples    ///< images [N, ...]: each rank has samples of its own
 };
 /// The whole tensor that a rank with x has a part of, and the other way round.
-Shape whole_of(const Shape& part, Spread spread, const TensorGroup& group);
-Shape part_of(const Shape& whole, Spread spread, const TensorGroup& group);
+Shape whole_of(const Shape& part, SpreadOver spread, const TensorGroup& group);
+Shape part_of(const Shape& whole, SpreadOver spread, const TensorGroup& group);
 /// The extents in front of the axis along which it is spread.
-inline std::int64_t outer_of(const Shape& part, Spread spread) { return spread == Spread::sequence ? part[0] : 1; }
+inline std::int64_t outer_of(const Shape& part, SpreadOver spread) {
+  return spread == SpreadOver::sequence ? part[0] : 1;
+}
 
 /// Of a tensor with `per_sample` elements of each sample that is a part of a sequence: masks of whole sequences.
 DropoutKey on_part_of_sequence(DropoutKey key, std::int64_t per_sample, const TensorGroup& group);

@@ -34,7 +34,7 @@ struct ColumnLinear::Scratch {
 };
 
 ColumnLinear::ColumnLinear(std::string name, std::vector<ParamSpec> specs, Activation activation,
-                           const TensorGroup& group, Spread spread)
+                           const TensorGroup& group, SpreadOver spread)
     : name_(std::move(name)), specs_(std::move(specs)), activation_(activation), group_(group), spread_(spread) {}
 
 Shape ColumnLinear::output_shape(const Shape& x) const {
@@ -49,7 +49,7 @@ std::vector<TensorSpec> ColumnLinear::saved_specs(const Shape& x, DType dtype) c
 }
 
 std::int64_t ColumnLinear::workspace_bytes(const Shape& x, DType dtype, Backend&) const {
-  if (spread_ == Spread::none) return 0;
+  if (spread_ == SpreadOver::none) return 0;
   return Scratch({}, whole_of(x, spread_, group_), dtype, needs_room(outer_of(x, spread_))).bytes;
 }
 
@@ -62,7 +62,7 @@ double ColumnLinear::flops(const Shape& x) const { return products(whole_of(x, s
 
 void ColumnLinear::forward(const LayerIo& io) const {
   Tensor x = io.x;
-  if (spread_ != Spread::none) {
+  if (spread_ != SpreadOver::none) {
     const Scratch s = scratch(io);
     Gather(group_, io.backend, s.x, io.x, outer_of(io.x.shape(), spread_), s.room).finish();
     x = s.x;
@@ -88,7 +88,7 @@ void ColumnLinear::backward(const LayerIo& io) const {
     if (has_bias()) io.grad_ready(1);
     io.grad_ready(0);
   };
-  if (spread_ == Spread::none) {
+  if (spread_ == SpreadOver::none) {
     Work sum;
     if (io.wants_input_grad) {
       io.backend.linear_backward_data(as_rows(io.dx), dy, io.params[0]);
@@ -119,7 +119,7 @@ struct RowLinear::Scratch {
 };
 
 RowLinear::RowLinear(std::string name, std::vector<ParamSpec> specs, Activation activation, const TensorGroup& group,
-                     Spread spread)
+                     SpreadOver spread)
     : name_(std::move(name)), specs_(std::move(specs)), activation_(activation), group_(group), spread_(spread) {
   PDL_CHECK(activation != Activation::gelu_tanh, name_, " keeps no pre-activation");
 }
@@ -132,7 +132,7 @@ Shape RowLinear::output_shape(const Shape& x) const {
 }
 
 std::int64_t RowLinear::workspace_bytes(const Shape& x, DType dtype, Backend&) const {
-  if (spread_ == Spread::none) return 0;
+  if (spread_ == SpreadOver::none) return 0;
   return Scratch({}, whole_output(x), dtype, needs_room(outer_of(x, spread_))).bytes;
 }
 
@@ -148,7 +148,7 @@ void RowLinear::forward(const LayerIo& io) const {
   const auto multiply = [&](const Tensor& y) {
     io.backend.linear_forward(as_rows(y), Tensor(), as_rows(io.x), io.params[0], bias, Activation::none);
   };
-  if (spread_ == Spread::none) {
+  if (spread_ == SpreadOver::none) {
     multiply(io.y);
     begin_sum(group_, io.y).wait(*group_.stream);
   } else {
@@ -165,7 +165,7 @@ void RowLinear::backward(const LayerIo& io) const {
                                    activation_, has_bias() && io.accumulate[1] != 0);
   }
   Tensor dy = io.dy;  // [.., O], of all ranks
-  if (spread_ != Spread::none) {
+  if (spread_ != SpreadOver::none) {
     const Scratch s = scratch(io);
     Gather(group_, io.backend, s.y, io.dy, outer_of(io.dy.shape(), spread_), s.room).finish();
     dy = s.y;
@@ -182,7 +182,7 @@ void RowLinear::backward(const LayerIo& io) const {
 /// bias, so with a spread, where gradients of biases are to be added up, they count on one rank.
 void RowLinear::weight_gradient(const LayerIo& io, const Tensor& dy, bool bias_is_done) const {
   Tensor dbias = has_bias() && !bias_is_done ? io.grads[1] : Tensor();
-  if (dbias.defined() && spread_ != Spread::none && group_.rank != 0) {
+  if (dbias.defined() && spread_ != SpreadOver::none && group_.rank != 0) {
     if (io.accumulate[1] == 0) io.backend.fill(dbias, 0.0);
     dbias = Tensor();
   }

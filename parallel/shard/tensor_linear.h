@@ -27,7 +27,7 @@ class ColumnLinear final : public Layer {
   /// `specs`: weight [O, I] and bias [O], if there is one, with the slices that are held here. `group` outlives the
   /// layer.
   ColumnLinear(std::string name, std::vector<ParamSpec> specs, Activation activation, const TensorGroup& group,
-               Spread spread);
+               SpreadOver spread);
 
   std::string name() const override { return name_; }
   std::vector<ParamSpec> param_specs() const override { return specs_; }
@@ -51,7 +51,7 @@ class ColumnLinear final : public Layer {
   std::vector<ParamSpec> specs_;
   Activation activation_;
   const TensorGroup& group_;
-  Spread spread_;
+  SpreadOver spread_;
 };
 
 class RowLinear final : public Layer {
@@ -59,7 +59,7 @@ class RowLinear final : public Layer {
   /// `specs`: weight [O, I] with the slice that is held here, and bias [O], if there is one, whole. `group` outlives
   /// the layer. The activation is none or relu.
   RowLinear(std::string name, std::vector<ParamSpec> specs, Activation activation, const TensorGroup& group,
-            Spread spread);
+            SpreadOver spread);
 
   std::string name() const override { return name_; }
   std::vector<ParamSpec> param_specs() const override { return specs_; }
@@ -85,7 +85,7 @@ class RowLinear final : public Layer {
   std::vector<ParamSpec> specs_;
   Activation activation_;
   const TensorGroup& group_;
-  Spread spread_;
+  SpreadOver spread_;
 };
 
 }  // namespace pdl

@@ -24,7 +24,7 @@ ParamSlice even_slice(const std::string& name, int axis, std::int64_t extent, co
 /// Dropout where a rank has a part of the tensor: of a column layer's outputs, or of sequences.
 class DividedDropout final : public Layer {
  public:
-  DividedDropout(std::string name, double rate, bool of_columns, Spread spread, const TensorGroup& group)
+  DividedDropout(std::string name, double rate, bool of_columns, SpreadOver spread, const TensorGroup& group)
       : name_(std::move(name)), rate_(rate), of_columns_(of_columns), spread_(spread), group_(group) {}
   std::string name() const override { return name_; }
   Shape output_shape(const Shape& x) const override { return x; }
@@ -39,7 +39,7 @@ class DividedDropout final : public Layer {
   DropoutKey key(const LayerIo& io) const {
     DropoutKey key = io.dropout_key(rate_, 0);
     if (!of_columns_) return on_part_of_sequence(key, io.x.shape().elements_per_sample(), group_);
-    if (spread_ == Spread::samples) {
+    if (spread_ == SpreadOver::samples) {
       key.sample_ids = io.batch.group_sample_ids.data<std::int64_t>();
       key.samples = io.x.shape()[0];
     }
@@ -52,7 +52,7 @@ class DividedDropout final : public Layer {
   std::string name_;
   double rate_;
   bool of_columns_;
-  Spread spread_;
+  SpreadOver spread_;
   const TensorGroup& group_;
 };
 
@@ -71,12 +71,12 @@ std::unique_ptr<Layer> TensorParallelFactory::linear(std::string name, const Lin
 
 std::unique_ptr<Layer> TensorParallelFactory::conv2d(std::string name, const ConvOptions& options) const {
   if (group_.size == 1 || options.split == Split::none) return LayerFactory::conv2d(std::move(name), options);
-  PDL_CHECK(spread_ == Spread::none, name, " is whole where samples are spread");
+  PDL_CHECK(spread_ == SpreadOver::none, name, " is whole where samples are spread");
   return std::make_unique<TensorConv2d>(std::move(name), options, group_);
 }
 
 std::unique_ptr<Layer> TensorParallelFactory::dropout(std::string name, double rate, Split below) const {
-  const bool is_whole = below != Split::column && spread_ != Spread::sequence;
+  const bool is_whole = below != Split::column && spread_ != SpreadOver::sequence;
   if (group_.size == 1 || is_whole) return LayerFactory::dropout(std::move(name), rate, below);
   return std::make_unique<DividedDropout>(std::move(name), rate, below == Split::column, spread_, group_);
 }
@@ -108,7 +108,7 @@ std::unique_ptr<Layer> TensorParallelFactory::lm_loss(std::string name, std::int
 }
 
 SequencePart TensorParallelFactory::sequence_part() const {
-  if (spread_ != Spread::sequence) return {};
+  if (spread_ != SpreadOver::sequence) return {};
   return {.index = group_.rank, .parts = group_.size};
 }
 

@@ -43,7 +43,7 @@ struct Division {
 /// Makes dense layers and notes what would be divided.
 class DivisionReader final : public LayerFactory {
  public:
-  DivisionReader(Spread spread, Division& found) : spread_(spread), found_(found) {}
+  DivisionReader(SpreadOver spread, Division& found) : spread_(spread), found_(found) {}
 
   std::unique_ptr<Layer> linear(std::string name, const LinearOptions& options) const override {
     note(name, options.split, options.in, options.out, options.in / options.pixels, "inputs", "outputs");
@@ -72,7 +72,7 @@ class DivisionReader final : public LayerFactory {
     found_.layers.push_back({name, Kind::loss, 4});
     return LayerFactory::lm_loss(std::move(name), vocabulary, classes);
   }
-  bool divides_convolutions() const override { return spread_ != Spread::samples; }
+  bool divides_convolutions() const override { return spread_ != SpreadOver::samples; }
 
  private:
   void note(const std::string& name, Split split, std::int64_t in, std::int64_t out, std::int64_t divided_in,
@@ -86,7 +86,7 @@ class DivisionReader final : public LayerFactory {
     }
   }
 
-  Spread spread_;
+  SpreadOver spread_;
   Division& found_;
 };
 
@@ -113,10 +113,10 @@ class Counter {
 };
 
 /// What a layer sends whose whole tensor has `bytes`; `wants_input_grad`: it is not the model's first.
-void add_traffic(TensorTraffic& traffic, const Divided& layer, Spread spread, int parts, std::int64_t bytes,
+void add_traffic(TensorTraffic& traffic, const Divided& layer, SpreadOver spread, int parts, std::int64_t bytes,
                  bool wants_input_grad) {
   Counter forward(traffic.forward, parts), backward(traffic.backward, parts);
-  const bool spreads = spread != Spread::none;
+  const bool spreads = spread != SpreadOver::none;
   switch (layer.kind) {
     case Kind::column:
       if (spreads) forward.add("all_gather", bytes);
@@ -136,16 +136,16 @@ void add_traffic(TensorTraffic& traffic, const Divided& layer, Spread spread, in
 
 }  // namespace
 
-std::string obstacle_to_tensor_parallel(const ModelDescription& model, Spread spread, int parts) {
+std::string obstacle_to_tensor_parallel(const ModelDescription& model, SpreadOver spread, int parts) {
   if (parts == 1) return "";
   Division division;
   model.build(DivisionReader(spread, division));
   const bool is_text = model.sample_input.dtype == DType::int32;
-  if (spread == Spread::sequence && !is_text) return str(model.name, " has no sequences");
-  if (spread == Spread::samples && is_text) return str(model.name, " has no convolutions");
+  if (spread == SpreadOver::sequence && !is_text) return str(model.name, " has no sequences");
+  if (spread == SpreadOver::samples && is_text) return str(model.name, " has no convolutions");
   if (division.layers.empty()) return str(model.name, " has no pair of layers to divide; nearest: 1");
   std::vector<Extent> extents = division.all_extents();
-  if (spread == Spread::sequence) {
+  if (spread == SpreadOver::sequence) {
     const std::int64_t length = model.sample_input.shape[0];
     extents.push_back({str(length, " tokens of a sequence"), length});
   }
@@ -159,14 +159,14 @@ std::string obstacle_to_tensor_parallel(const ModelDescription& model, Spread sp
   return str(problem, "; nearest: ", below, above <= most ? str(" or ", above) : "");
 }
 
-TensorTraffic tensor_traffic(const ModelDescription& model, Spread spread, int parts, int first, int last,
+TensorTraffic tensor_traffic(const ModelDescription& model, SpreadOver spread, int parts, int first, int last,
                              std::int64_t samples, DType dtype) {
   TensorTraffic traffic;
   if (parts == 1) return traffic;
   Division division;
   const LayerList layers = model.build(DivisionReader(spread, division));
   const std::vector<Shape> shapes =
-      layer_input_shapes(layers, model.sample_input, spread == Spread::samples ? parts * samples : samples);
+      layer_input_shapes(layers, model.sample_input, spread == SpreadOver::samples ? parts * samples : samples);
   int index = 0;
   const auto belongs = [&](const Divided& divided) {
     const std::string& name = layers[static_cast<std::size_t>(index)]->name();

@@ -25,9 +25,9 @@ struct VocabularyEmbedding::Scratch {
 };
 
 VocabularyEmbedding::VocabularyEmbedding(std::string name, const EmbeddingOptions& options, const TensorGroup& group,
-                                         Spread spread)
+                                         SpreadOver spread)
     : name_(std::move(name)), options_(options), group_(group), spread_(spread) {
-  PDL_CHECK(spread != Spread::samples, name_, " has the text of all ranks");
+  PDL_CHECK(spread != SpreadOver::samples, name_, " has the text of all ranks");
 }
 
 std::vector<ParamSpec> VocabularyEmbedding::param_specs() const {
@@ -37,7 +37,7 @@ std::vector<ParamSpec> VocabularyEmbedding::param_specs() const {
 }
 
 std::int64_t VocabularyEmbedding::workspace_bytes(const Shape& x, DType dtype, Backend&) const {
-  if (spread_ == Spread::none) return 0;
+  if (spread_ == SpreadOver::none) return 0;
   return Scratch({}, whole_output(x), dtype, needs_room(x[0])).bytes;
 }
 
@@ -47,7 +47,7 @@ VocabularyEmbedding::Scratch VocabularyEmbedding::scratch(const LayerIo& io, DTy
 
 DropoutKey VocabularyEmbedding::dropout_key(const LayerIo& io, const Shape& y) const {
   const DropoutKey key = io.dropout_key(options_.dropout, 0);
-  return spread_ == Spread::none ? key : on_part_of_sequence(key, y.elements_per_sample(), group_);
+  return spread_ == SpreadOver::none ? key : on_part_of_sequence(key, y.elements_per_sample(), group_);
 }
 
 void VocabularyEmbedding::forward(const LayerIo& io) const {
@@ -56,7 +56,7 @@ void VocabularyEmbedding::forward(const LayerIo& io) const {
   const auto embed = [&](const Tensor& y) {
     io.backend.embedding_forward(y, io.x, io.params[0], positions, first_token, DropoutKey());
   };
-  if (spread_ == Spread::none) {
+  if (spread_ == SpreadOver::none) {
     embed(io.y);
     begin_sum(group_, io.y).wait(*group_.stream);
   } else {
@@ -72,7 +72,7 @@ void VocabularyEmbedding::backward(const LayerIo& io) const {
   const DropoutKey key = dropout_key(io, io.dy.shape());
   if (key.rate > 0.0) io.backend.dropout(io.dy, io.dy, key);
   Tensor dy = io.dy, dwpe = io.grads[1];
-  if (spread_ != Spread::none) {
+  if (spread_ != SpreadOver::none) {
     const Scratch s = scratch(io, io.dy.dtype());
     Gather(group_, io.backend, s.y, io.dy, io.dy.shape()[0], s.room).finish();
     dy = s.y;

@@ -23,8 +23,8 @@ namespace pdl {
 
 class VocabularyEmbedding final : public Layer {
  public:
-  /// `group` outlives the layer. Spread::none or sequence.
-  VocabularyEmbedding(std::string name, const EmbeddingOptions& options, const TensorGroup& group, Spread spread);
+  /// `group` outlives the layer. SpreadOver::none or sequence.
+  VocabularyEmbedding(std::string name, const EmbeddingOptions& options, const TensorGroup& group, SpreadOver spread);
 
   std::string name() const override { return name_; }
   std::vector<ParamSpec> param_specs() const override;
@@ -45,7 +45,7 @@ class VocabularyEmbedding final : public Layer {
   std::string name_;
   EmbeddingOptions options_;
   const TensorGroup& group_;
-  Spread spread_;
+  SpreadOver spread_;
 };
 
 /// Softmax cross-entropy of logits [B, T, V_r]. In training, forward leaves the gradient in their place.

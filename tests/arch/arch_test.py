@@ -41,7 +41,8 @@ ARROWS = {
     "parallel/grid": ("engine",),
     "parallel": ("engine", "parallel/comm", "parallel/grid"),
     "parallel/sync": ("engine", "parallel/comm", "parallel/grid", "parallel"),
-    "parallel/pipeline": ("engine", "parallel/comm", "parallel/grid", "parallel"),
+    # A stage's gradients are summed and its optimizer divided like those of a whole model.
+    "parallel/pipeline": ("engine", "parallel/comm", "parallel/grid", "parallel", "parallel/sync"),
     "parallel/shard": ("engine", "parallel/comm", "parallel/grid", "parallel"),
     "parallel/engines": ("engine", "parallel/comm", "parallel/grid", "parallel", "parallel/sync", "parallel/pipeline",
                          "parallel/shard"),

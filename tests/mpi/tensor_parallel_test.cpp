@@ -148,7 +148,7 @@ Values whole_of_group(Group& group, const Replica& replica, const Tensor& flat, 
 
 struct Experiment {
   ModelDescription model;
-  Spread spread = Spread::none;
+  SpreadOver spread = SpreadOver::none;
   std::int64_t samples = 3, outputs = 29;
 };
 
@@ -157,7 +157,7 @@ struct Experiment {
 void check_against_dense(Group& group, const Experiment& experiment) {
   const ModelDescription& model = experiment.model;
   REQUIRE(obstacle_to_tensor_parallel(model, experiment.spread, group.tp.size) == "");
-  const bool own_samples = experiment.spread == Spread::samples;
+  const bool own_samples = experiment.spread == SpreadOver::samples;
   const std::int64_t all = own_samples ? experiment.samples * group.tp.size : experiment.samples;
   const std::int64_t first = own_samples ? experiment.samples * group.tp.rank : 0;
   Batch whole(model, 0, all, all, experiment.outputs);
@@ -239,7 +239,7 @@ TEST_CASE("a divided GPT-2 trains as the dense one, dropout and padding included
         std::string(R"(, "dropout": 0.2, "make_vocab_size_divisible_by": 20, "recompute": "gelu_and_norms")")}) {
     INFO(more);
     check_against_dense(group, {gpt2(more)});
-    check_against_dense(group, {gpt2(more), Spread::none, 1});
+    check_against_dense(group, {gpt2(more), SpreadOver::none, 1});
   }
 }
 
@@ -249,8 +249,8 @@ TEST_CASE("a GPT-2 whose sequences are spread trains as the dense one", "[tensor
        {std::string(R"(, "dropout": 0.0)"), std::string(R"(, "dropout": 0.2)"),
         std::string(R"(, "dropout": 0.2, "make_vocab_size_divisible_by": 20, "recompute": "gelu_and_norms")")}) {
     INFO(more);
-    check_against_dense(group, {gpt2(more), Spread::sequence});
-    check_against_dense(group, {gpt2(more), Spread::sequence, 1});
+    check_against_dense(group, {gpt2(more), SpreadOver::sequence});
+    check_against_dense(group, {gpt2(more), SpreadOver::sequence, 1});
   }
 }
 
@@ -258,14 +258,14 @@ TEST_CASE("a divided VGG trains as the dense one: convolutions and classifier, o
   Group group;
   for (const std::string name : {"vgg11", "vgg16"}) {  // an odd and an even number of layers with weights
     INFO(name);
-    check_against_dense(group, {vgg(name), Spread::none, 2, 12});
-    check_against_dense(group, {vgg(name), Spread::samples, 2, 12});
+    check_against_dense(group, {vgg(name), SpreadOver::none, 2, 12});
+    check_against_dense(group, {vgg(name), SpreadOver::samples, 2, 12});
   }
 }
 
 TEST_CASE("a divided model validates as the dense one, and a forward pass may be repeated", "[tensor]") {
   Group group;
-  for (const Spread spread : {Spread::none, Spread::sequence}) {
+  for (const SpreadOver spread : {SpreadOver::none, SpreadOver::sequence}) {
     const ModelDescription model = gpt2(R"(, "dropout": 0.2)");
     Batch whole(model, 0, 3, 3, 29), mine(model, 0, 3, 3, 29);
     const TensorParallelFactory factory(group.tp, spread);
@@ -287,7 +287,7 @@ TEST_CASE("a divided model validates as the dense one, and a forward pass may be
 
 TEST_CASE("all ranks have the same loss and, of whole parameters, the same gradients, bit by bit", "[tensor]") {
   Group group;
-  for (const Spread spread : {Spread::none, Spread::sequence}) {
+  for (const SpreadOver spread : {SpreadOver::none, SpreadOver::sequence}) {
     const ModelDescription model = gpt2(R"(, "dropout": 0.2)");
     const TensorParallelFactory factory(group.tp, spread);
     Replica divided(model, factory, group, 3);
@@ -301,7 +301,7 @@ TEST_CASE("all ranks have the same loss and, of whole parameters, the same gradi
       const Values gradient = divided.view(divided.store.grads(), index);
       values.insert(values.end(), gradient.begin(), gradient.end());
     }
-    CHECK((values.size() > 2) == (spread == Spread::none));
+    CHECK((values.size() > 2) == (spread == SpreadOver::none));
     Values largest = values, smallest = values;
     group.ranks.world->reduce(largest, ReduceOp::max);
     group.ranks.world->reduce(smallest, ReduceOp::min);
@@ -312,7 +312,7 @@ TEST_CASE("all ranks have the same loss and, of whole parameters, the same gradi
 TEST_CASE("a group of one rank has the dense model, bit by bit", "[tensor]") {
   Group group;
   const TensorGroup alone = {.rank = 0, .size = 1, .ranks = nullptr, .stream = &group.ranks.stream};
-  for (const Spread spread : {Spread::none, Spread::sequence}) {
+  for (const SpreadOver spread : {SpreadOver::none, SpreadOver::sequence}) {
     const ModelDescription model = gpt2(R"(, "dropout": 0.2)");
     const TensorParallelFactory factory(alone, spread);
     Replica dense(model, LayerFactory(), group, 2), one(model, factory, group, 2);
@@ -343,12 +343,12 @@ std::map<std::string, std::pair<std::int64_t, std::int64_t>> calls_and_bytes(con
 TEST_CASE("divided layers send exactly what the plan says", "[tensor]") {
   Group group;
   for (const Experiment& experiment :
-       {Experiment{gpt2(), Spread::none, 3}, Experiment{gpt2(), Spread::sequence, 3},
-        Experiment{vgg("vgg16"), Spread::none, 2, 12}, Experiment{vgg("vgg11"), Spread::none, 2, 12},
-        Experiment{vgg("vgg11"), Spread::samples, 2, 12}}) {
+       {Experiment{gpt2(), SpreadOver::none, 3}, Experiment{gpt2(), SpreadOver::sequence, 3},
+        Experiment{vgg("vgg16"), SpreadOver::none, 2, 12}, Experiment{vgg("vgg11"), SpreadOver::none, 2, 12},
+        Experiment{vgg("vgg11"), SpreadOver::samples, 2, 12}}) {
     INFO(experiment.model.name << ", spread " << static_cast<int>(experiment.spread));
     const int t = group.tp.size;
-    const bool own_samples = experiment.spread == Spread::samples;
+    const bool own_samples = experiment.spread == SpreadOver::samples;
     const std::int64_t n = experiment.samples, all = own_samples ? n * t : n;
     const TensorParallelFactory factory(group.tp, experiment.spread);
     Replica divided(experiment.model, factory, group, n);

@@ -104,7 +104,7 @@ TEST_CASE("a column layer computes its weight gradient while input gradients are
   linear.out = 8;
   linear.split = Split::column;
   linear.activation = Activation::gelu_tanh;
-  const TensorParallelFactory plain(group, Spread::none), spread(group, Spread::sequence);
+  const TensorParallelFactory plain(group, SpreadOver::none), spread(group, SpreadOver::sequence);
   CHECK(backward_of(*plain.linear("fc", linear), log, {3, 4, 6}) == Log{"sum", "weight gradient", "wait for sum"});
   CHECK(backward_of(*spread.linear("fc", linear), log, {3, 2, 6}) ==
         Log{"gather", "wait for gather", "reduce-scatter", "weight gradient", "wait for reduce-scatter"});
@@ -124,8 +124,8 @@ TEST_CASE("a row layer waits for nobody on the way back unless sequences are spr
   linear.in = 8;
   linear.out = 6;
   linear.split = Split::row;
-  CHECK(backward_of(*TensorParallelFactory(group, Spread::none).linear("fc", linear), log, {3, 4, 4}) ==
+  CHECK(backward_of(*TensorParallelFactory(group, SpreadOver::none).linear("fc", linear), log, {3, 4, 4}) ==
         Log{"weight gradient"});
-  CHECK(backward_of(*TensorParallelFactory(group, Spread::sequence).linear("fc", linear), log, {3, 4, 4}) ==
+  CHECK(backward_of(*TensorParallelFactory(group, SpreadOver::sequence).linear("fc", linear), log, {3, 4, 4}) ==
         Log{"gather", "wait for gather", "weight gradient"});
 }
