@@ -37,7 +37,8 @@
 //
 // Knobs (upstream name = default)
 //   replicas=[] balance=[] (upstream: a configuration file that its planner writes)
-//   own: mode=stash  batch_rule=match_update  lr_staleness=none  micro_batches=0 (2bw, flush)
+//   plan=straight  profile=""  bandwidth=1  network_bandwidth=1  ranks_per_node=0  memory_gib=0 (its planner's
+//   arguments) own: mode=stash  batch_rule=match_update  lr_staleness=none  micro_batches=0 (2bw, flush)
 
 #include "parallel/engines/pipedream.h"
 
@@ -59,11 +60,11 @@ PipedreamKnobs read_pipedream_knobs(const ConfigReader& reader) {
       "published: none with plain SGD, what the code of the published study amounts to; vertical_sync: stage 0's on "
       "every stage; 2bw: those one update back, of mini-batches in micro-batches; flush: the newest, after a flush");
   for (const std::int64_t count :
-       reader.get_list("replicas", {}, "ranks of each stage; empty: one each, as many stages as ranks", {1, 1 << 20})) {
+       reader.get_list("replicas", {}, "ranks of each stage; empty: as plan says", {1, 1 << 20})) {
     knobs.replicas.push_back(static_cast<int>(count));
   }
   for (const std::int64_t count :
-       reader.get_list("balance", {}, "layers of each stage; empty: balanced by operations", {1, 1 << 20})) {
+       reader.get_list("balance", {}, "layers of each stage; empty: as plan says", {1, 1 << 20})) {
     knobs.balance.push_back(static_cast<int>(count));
   }
   knobs.batch_rule = reader.choice("batch_rule", knobs.batch_rule, {"match_update", "match_injection"},
@@ -77,6 +78,7 @@ PipedreamKnobs read_pipedream_knobs(const ConfigReader& reader) {
                  "mode 2bw, flush: micro-batches of a mini-batch; 0: as many as stages, or more where "
                  "training.micro_batch_size asks for smaller ones",
                  {0, 1 << 20});
+  read_planner_knobs(reader, knobs);
   return knobs;
 }
 
@@ -106,10 +108,12 @@ bool replicated(const PipedreamKnobs& knobs) {
   return std::any_of(knobs.replicas.begin(), knobs.replicas.end(), [](int count) { return count > 1; });
 }
 
-/// Where layers go: what is not given is found here. The place for a planner's answer.
+/// Where layers go: what neither the user nor the planner has said is found here.
 PartitionReport choose_layout(const PipedreamKnobs& knobs, const std::vector<LayerCost>& costs) {
-  PartitionReport report{
-      .balance = knobs.balance, .criterion = {}, .criterion_name = "operations", .method = "explicit"};
+  PartitionReport report{.balance = knobs.balance,
+                         .criterion = {},
+                         .criterion_name = knobs.profile.empty() ? "operations" : "seconds",
+                         .method = knobs.is_planned() ? "planner" : "explicit"};
   for (const LayerCost& cost : costs) report.criterion.push_back(cost.time());
   if (!report.balance.empty()) return report;
   report.method = "minimax";
@@ -156,8 +160,7 @@ class Pipedream final : public Engine {
   Pipedream(const EngineContext& context, const PipedreamKnobs& knobs)
       : context_(context),
         knobs_(knobs),
-        costs_(layer_costs(context.model.build(LayerFactory()), context.model.sample_input, context.training.dtype,
-                           cut_step(context.training.global_batch, knobs.units_per_step())[0].count)),
+        costs_(planner_input(context, knobs).costs),
         report_(choose_layout(knobs, costs_)),
         options_(async_options(knobs, report_.balance)),
         pipeline_(context, options_) {}
@@ -201,7 +204,8 @@ EngineDescription Pipedream::describe() const {
                        {"balance", list_text(report_.balance)},
                        {"batch_rule", knobs_.batch_rule},
                        {"lr_staleness", knobs_.lr_staleness},
-                       {"micro_batches", str(knobs_.micro_batches)}};
+                       {"micro_batches", str(knobs_.micro_batches)},
+                       {"plan", knobs_.plan}};
   description.differences = {"one weight version less than upstream is held, and none is ever copied",
                              "clip_grad_norm limits the norm of each stage, not that of the model"};
   if (knobs_.mode == "published") {
@@ -301,8 +305,14 @@ Prediction Pipedream::predict() const {
   prediction.bubble_fraction = epoch.idle_fraction();
 
   const Schedule shown = options_.schedule(options_.scheduled);
-  prediction.tables = {explain_partition(report_, costs_, context_.training.dtype), version_table(shown),
-                       memory_table()};
+  if (knobs_.is_planned()) {
+    const PlannerInput input = planner_input(context_, knobs_);
+    prediction.tables = explain_plan(costs_, input.options, *plan_pipedream(costs_, input.options));
+  } else {
+    prediction.tables = {explain_partition(report_, costs_, context_.training.dtype)};
+  }
+  prediction.tables.push_back(version_table(shown));
+  prediction.tables.push_back(memory_table());
   PlanTable picture{.title = str("the first ", options_.scheduled, " of an epoch's passes, mode ", knobs_.mode,
                                  "; idle over ", units, ": ", percent(epoch.idle_fraction())),
                     .columns = {"rank", "F forward, B backward, . waiting"},
@@ -396,6 +406,7 @@ class KnobCheck {
 
 std::unique_ptr<Engine> make_pipedream(const EngineContext& context, const ConfigReader& reader) {
   PipedreamKnobs knobs = read_pipedream_knobs(reader);
+  if (!plan_layout(context, reader, knobs)) return nullptr;
   if (knobs.replicas.empty()) knobs.replicas.assign(static_cast<std::size_t>(context.world.size()), 1);
   if (knobs.has_micro_batches() && knobs.micro_batches == 0) {
     const std::int64_t batch = context.training.global_batch, piece = context.training.micro_batch;

@@ -6,6 +6,7 @@
 
 #include "parallel/engine.h"
 #include "parallel/pipeline/partition.h"
+#include "parallel/pipeline/pipedream_planner.h"
 
 namespace pdl {
 
@@ -15,7 +16,13 @@ struct PipedreamKnobs {
   Balance balance;             ///< layers of each stage; empty: found
   std::string batch_rule = "match_update";
   std::string lr_staleness = "none";
-  int micro_batches = 0;  ///< 2bw, flush: of a mini-batch; 0: as many as stages
+  int micro_batches = 0;          ///< 2bw, flush: of a mini-batch; 0: as many as stages
+  std::string plan = "straight";  ///< who decides replicas and balance: straight, replicated, upstream
+  std::string profile;            ///< file of measured layer times; "": operations
+  double bandwidth = 1.0, network_bandwidth = 1.0, memory_gib = 0.0;  ///< for the planner; GB/s of a rank
+  int ranks_per_node = 0;
+
+  bool is_planned() const { return plan != "straight"; }
 
   /// Whether a mini-batch goes through in several micro-batches.
   bool has_micro_batches() const { return mode == "2bw" || mode == "flush"; }
@@ -29,6 +36,19 @@ struct PipedreamKnobs {
 };
 
 PipedreamKnobs read_pipedream_knobs(const ConfigReader& reader);
+
+/// What the planner decides by: layers' seconds for a mini-batch, and the machine.
+struct PlannerInput {
+  std::vector<LayerCost> costs;
+  PlannerOptions options;
+};
+/// Costs in operations where there is no profile.
+PlannerInput planner_input(const EngineContext& context, const PipedreamKnobs& knobs);
+
+/// The knobs that decide where layers go without saying so.
+void read_planner_knobs(const ConfigReader& reader, PipedreamKnobs& knobs);
+/// Sets replicas and balance by the planner. Problems are noted in the reader; false when there are any.
+bool plan_layout(const EngineContext& context, const ConfigReader& reader, PipedreamKnobs& knobs);
 
 /// "[3, 1]"
 std::string list_text(const std::vector<int>& numbers);
