@@ -28,6 +28,7 @@ struct PipedreamKnobs {
   bool has_micro_batches() const { return mode == "2bw" || mode == "flush"; }
   int stages() const { return static_cast<int>(replicas.size()); }
   int ranks() const;
+  bool replicated() const;
   /// Passes through a stage in which a step's samples go through the pipeline.
   int units_per_step() const {
     if (has_micro_batches()) return micro_batches;
@@ -45,10 +46,9 @@ struct PlannerInput {
 /// Costs in operations where there is no profile.
 PlannerInput planner_input(const EngineContext& context, const PipedreamKnobs& knobs);
 
-/// The knobs that decide where layers go without saying so.
-void read_planner_knobs(const ConfigReader& reader, PipedreamKnobs& knobs);
-/// Sets replicas and balance by the planner. Problems are noted in the reader; false when there are any.
-bool plan_layout(const EngineContext& context, const ConfigReader& reader, PipedreamKnobs& knobs);
+/// Finds what the knobs leave open: replicas and balance by the planner where it is asked, micro-batches. Problems of
+/// the layout and of the recipe are noted in the reader, each under its key; false when there are any.
+bool complete_knobs(const EngineContext& context, const ConfigReader& reader, PipedreamKnobs& knobs);
 
 /// "[3, 1]"
 std::string list_text(const std::vector<int>& numbers);
