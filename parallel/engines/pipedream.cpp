@@ -37,7 +37,8 @@
 //
 // Knobs (upstream name = default)
 //   replicas=[] balance=[] (upstream: a configuration file that its planner writes)
-//   own: mode=stash  batch_rule=match_update  lr_staleness=none  micro_batches=0 (2bw, flush)
+//   plan=straight  profile=""  bandwidth=1  network_bandwidth=1  ranks_per_node=0  memory_gib=0 (its planner's
+//   arguments) own: mode=stash  batch_rule=match_update  lr_staleness=none  micro_batches=0 (2bw, flush)
 
 #include "parallel/engines/pipedream.h"
 
@@ -49,44 +50,6 @@
 #include "parallel/pipeline/schedule_timeline.h"
 
 namespace pdl {
-
-PipedreamKnobs read_pipedream_knobs(const ConfigReader& reader) {
-  PipedreamKnobs knobs;
-  knobs.mode = reader.choice(
-      "mode", knobs.mode, {"stash", "none", "published", "vertical_sync", "2bw", "flush"},
-      "which weights a mini-batch finds. stash: those of its forward again in its backward; none: the newest each "
-      "time; "
-      "published: none with plain SGD, what the code of the published study amounts to; vertical_sync: stage 0's on "
-      "every stage; 2bw: those one update back, of mini-batches in micro-batches; flush: the newest, after a flush");
-  for (const std::int64_t count :
-       reader.get_list("replicas", {}, "ranks of each stage; empty: one each, as many stages as ranks", {1, 1 << 20})) {
-    knobs.replicas.push_back(static_cast<int>(count));
-  }
-  for (const std::int64_t count :
-       reader.get_list("balance", {}, "layers of each stage; empty: balanced by operations", {1, 1 << 20})) {
-    knobs.balance.push_back(static_cast<int>(count));
-  }
-  knobs.batch_rule = reader.choice("batch_rule", knobs.batch_rule, {"match_update", "match_injection"},
-                                   "samples of a mini-batch. match_update: training.global_batch_size, so that a stage "
-                                   "without replicas updates as often as other engines; match_injection: the part that "
-                                   "one of as many data-parallel ranks would have, as upstream");
-  knobs.lr_staleness = reader.choice("lr_staleness", knobs.lr_staleness, {"none", "inverse"},
-                                     "inverse: learning rate of a stage divided by 1 + the updates it is behind");
-  knobs.micro_batches =
-      reader.get("micro_batches", 0,
-                 "mode 2bw, flush: micro-batches of a mini-batch; 0: as many as stages, or more where "
-                 "training.micro_batch_size asks for smaller ones",
-                 {0, 1 << 20});
-  return knobs;
-}
-
-int PipedreamKnobs::ranks() const { return std::accumulate(replicas.begin(), replicas.end(), 0); }
-
-std::string list_text(const std::vector<int>& numbers) {
-  std::string text;
-  for (const int number : numbers) text += str(text.empty() ? "" : ", ", number);
-  return "[" + text + "]";
-}
 
 namespace {
 
@@ -102,14 +65,12 @@ std::string decimals(double value) {
   return text;
 }
 
-bool replicated(const PipedreamKnobs& knobs) {
-  return std::any_of(knobs.replicas.begin(), knobs.replicas.end(), [](int count) { return count > 1; });
-}
-
-/// Where layers go: what is not given is found here. The place for a planner's answer.
+/// Where layers go: what neither the user nor the planner has said is found here.
 PartitionReport choose_layout(const PipedreamKnobs& knobs, const std::vector<LayerCost>& costs) {
-  PartitionReport report{
-      .balance = knobs.balance, .criterion = {}, .criterion_name = "operations", .method = "explicit"};
+  PartitionReport report{.balance = knobs.balance,
+                         .criterion = {},
+                         .criterion_name = knobs.profile.empty() ? "operations" : "seconds",
+                         .method = knobs.is_planned() ? "planner" : "explicit"};
   for (const LayerCost& cost : costs) report.criterion.push_back(cost.time());
   if (!report.balance.empty()) return report;
   report.method = "minimax";
@@ -156,8 +117,7 @@ class Pipedream final : public Engine {
   Pipedream(const EngineContext& context, const PipedreamKnobs& knobs)
       : context_(context),
         knobs_(knobs),
-        costs_(layer_costs(context.model.build(LayerFactory()), context.model.sample_input, context.training.dtype,
-                           cut_step(context.training.global_batch, knobs.units_per_step())[0].count)),
+        costs_(planner_input(context, knobs).costs),
         report_(choose_layout(knobs, costs_)),
         options_(async_options(knobs, report_.balance)),
         pipeline_(context, options_) {}
@@ -201,7 +161,8 @@ EngineDescription Pipedream::describe() const {
                        {"balance", list_text(report_.balance)},
                        {"batch_rule", knobs_.batch_rule},
                        {"lr_staleness", knobs_.lr_staleness},
-                       {"micro_batches", str(knobs_.micro_batches)}};
+                       {"micro_batches", str(knobs_.micro_batches)},
+                       {"plan", knobs_.plan}};
   description.differences = {"one weight version less than upstream is held, and none is ever copied",
                              "clip_grad_norm limits the norm of each stage, not that of the model"};
   if (knobs_.mode == "published") {
@@ -301,8 +262,14 @@ Prediction Pipedream::predict() const {
   prediction.bubble_fraction = epoch.idle_fraction();
 
   const Schedule shown = options_.schedule(options_.scheduled);
-  prediction.tables = {explain_partition(report_, costs_, context_.training.dtype), version_table(shown),
-                       memory_table()};
+  if (knobs_.is_planned()) {
+    const PlannerInput input = planner_input(context_, knobs_);
+    prediction.tables = explain_plan(costs_, input.options, *plan_stages(costs_, input.options));
+  } else {
+    prediction.tables = {explain_partition(report_, costs_, context_.training.dtype)};
+  }
+  prediction.tables.push_back(version_table(shown));
+  prediction.tables.push_back(memory_table());
   PlanTable picture{.title = str("the first ", options_.scheduled, " of an epoch's passes, mode ", knobs_.mode,
                                  "; idle over ", units, ": ", percent(epoch.idle_fraction())),
                     .columns = {"rank", "F forward, B backward, . waiting"},
@@ -314,95 +281,9 @@ Prediction Pipedream::predict() const {
   return prediction;
 }
 
-/// Problems of the layout and of the recipe are noted in the reader, each under its key.
-class KnobCheck {
- public:
-  KnobCheck(const EngineContext& context, const ConfigReader& reader) : context_(context), reader_(reader) {}
-
-  bool is_fine(const PipedreamKnobs& knobs) {
-    layout(knobs);
-    mode(knobs);
-    return fine_;
-  }
-
- private:
-  void problem(const char* key, const std::string& message) {
-    reader_.problem(key, message);
-    fine_ = false;
-  }
-
-  void layout(const PipedreamKnobs& knobs) {
-    const int layers = static_cast<int>(context_.model.build(LayerFactory()).size()) - 1;
-    const int ranks = context_.world.size(), stages = knobs.stages();
-    if (knobs.ranks() != ranks) {
-      problem("replicas", str(list_text(knobs.replicas), " add up to ", knobs.ranks(), " ranks, but there are ", ranks,
-                              "; start ", knobs.ranks(), ", or give replicas that add up to ", ranks));
-    }
-    if (stages > layers) {
-      problem("replicas",
-              str(stages, " stages, but ", context_.model.name, " has only ", layers,
-                  " layers to divide; give at most ", layers, " stages, with replicas for the other ranks"));
-    } else if (!knobs.balance.empty()) {
-      const std::string fault = balance_fault(knobs.balance, stages, layers);
-      if (!fault.empty()) problem("balance", fault);
-    } else if (replicated(knobs) && stages > 1) {
-      problem("balance", str("missing: with replicas ", list_text(knobs.replicas), " say how many of the ", layers,
-                             " layers each stage has"));
-    }
-  }
-
-  void mode(const PipedreamKnobs& knobs) {
-    const TrainingOptions& training = context_.training;
-    if (replicated(knobs) && (knobs.has_micro_batches() || knobs.mode == "vertical_sync")) {
-      problem("mode", str(knobs.mode, " is for stages of one rank each; with replicas there are stash and none"));
-    }
-    if (knobs.has_micro_batches() && knobs.micro_batches > training.global_batch) {
-      problem("micro_batches", str(knobs.micro_batches, " micro-batches of ", training.global_batch,
-                                   " samples; give at most ", training.global_batch));
-    }
-    if (knobs.has_micro_batches() && reader_.has("batch_rule")) {
-      problem("batch_rule", str("does not act in mode ", knobs.mode, ", where every engine's update has ",
-                                training.global_batch, " samples"));
-    }
-    if (knobs.mode == "2bw" && knobs.micro_batches + 1 < knobs.stages()) {
-      problem("micro_batches",
-              str("2bw on ", knobs.stages(), " stages needs at least ", knobs.stages() - 1, " micro-batches, this is ",
-                  knobs.micro_batches, ": the weights of a mini-batch would not exist yet when it comes"));
-    }
-    if (!knobs.has_micro_batches() && (knobs.micro_batches > 0 || training.micro_batch > 0)) {
-      problem(knobs.micro_batches > 0 ? "micro_batches" : "mode",
-              str("mode ", knobs.mode,
-                  " sends mini-batches through whole: leave micro_batches and "
-                  "training.micro_batch_size out, or take mode 2bw or flush"));
-    }
-    if (training.loss_scale.name != "none") {
-      problem("name",
-              "stages do not wait for each other, so they cannot skip a step together; set "
-              "training.loss_scale to none, in bf16 or fp32");
-    }
-    const OptimizerOptions& optimizer = training.optimizer;
-    const bool is_plain = optimizer.name == "sgd" && optimizer.momentum == 0.0 && optimizer.weight_decay == 0.0;
-    if (knobs.mode == "published" && !is_plain) {
-      problem("mode",
-              "published includes plain SGD: set training.optimizer to sgd without momentum and weight_decay, "
-              "or take mode none");
-    }
-  }
-
-  const EngineContext& context_;
-  const ConfigReader& reader_;
-  bool fine_ = true;
-};
-
 std::unique_ptr<Engine> make_pipedream(const EngineContext& context, const ConfigReader& reader) {
   PipedreamKnobs knobs = read_pipedream_knobs(reader);
-  if (knobs.replicas.empty()) knobs.replicas.assign(static_cast<std::size_t>(context.world.size()), 1);
-  if (knobs.has_micro_batches() && knobs.micro_batches == 0) {
-    const std::int64_t batch = context.training.global_batch, piece = context.training.micro_batch;
-    const std::int64_t wanted = piece > 0 ? (batch + piece - 1) / piece : knobs.stages();
-    knobs.micro_batches = static_cast<int>(std::min(batch, std::max<std::int64_t>(wanted, knobs.stages())));
-  }
-  if (!KnobCheck(context, reader).is_fine(knobs)) return nullptr;
+  if (!complete_knobs(context, reader, knobs)) return nullptr;
   return std::make_unique<Pipedream>(context, knobs);
 }
 

@@ -99,15 +99,7 @@ std::vector<LayerCost> costs_of(const EngineContext& context, const TorchgpipeKn
       cut_step(context.training.global_batch, micro_batches_of(knobs, context.training))[0].count;
   std::vector<LayerCost> costs =
       layer_costs(context.model.build(LayerFactory()), context.model.sample_input, context.training.dtype, samples);
-  if (knobs.profile.empty()) return costs;
-  std::vector<std::string> names;
-  for (const LayerCost& cost : costs) names.push_back(cost.name);
-  const LayerProfile profile = read_layer_profile(knobs.profile, names);
-  for (std::size_t i = 0; i < costs.size(); ++i) {
-    costs[i].forward = profile.layers[i].forward_s;
-    costs[i].backward = profile.layers[i].backward_s;
-  }
-  return costs;
+  return knobs.profile.empty() ? costs : measured_costs(std::move(costs), knobs.profile, samples);
 }
 
 PartitionReport cut(const TorchgpipeKnobs& knobs, const std::vector<LayerCost>& costs, DType dtype, int stages) {

@@ -119,4 +119,16 @@ LayerProfile read_layer_profile(const std::string& path, const std::vector<std::
   return profile;
 }
 
+std::vector<LayerCost> measured_costs(std::vector<LayerCost> costs, const std::string& path, std::int64_t samples) {
+  std::vector<std::string> names;
+  for (const LayerCost& cost : costs) names.push_back(cost.name);
+  const LayerProfile profile = read_layer_profile(path, names);
+  const double scale = static_cast<double>(samples) / static_cast<double>(profile.samples);
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    costs[i].forward = profile.layers[i].forward_s * scale;
+    costs[i].backward = profile.layers[i].backward_s * scale;
+  }
+  return costs;
+}
+
 }  // namespace pdl

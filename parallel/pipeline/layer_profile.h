@@ -8,6 +8,7 @@
 
 #include "engine/backend/backend.h"
 #include "engine/nn/model.h"
+#include "parallel/pipeline/partition.h"
 
 namespace pdl {
 
@@ -33,5 +34,8 @@ std::string to_json(const LayerProfile& profile);
 /// Throws ConfigError when the file is none of these or its layers are not those in `names` (of the model without its
 /// loss).
 LayerProfile read_layer_profile(const std::string& path, const std::vector<std::string>& names);
+
+/// The costs of micro-batches of `samples` with the times of such a file, which grow with the samples. Errors as above.
+std::vector<LayerCost> measured_costs(std::vector<LayerCost> costs, const std::string& path, std::int64_t samples);
 
 }  // namespace pdl

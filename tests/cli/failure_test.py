@@ -54,6 +54,34 @@ class Failure(Case):
         self.assert_gone(pids)
         self.assert_records_intact()
 
+    def test_a_stage_that_dies_stops_or_is_told_to_ends_a_pipeline(self):
+        for engine in ({"name": "torchgpipe", "chunks": 4}, {"name": "pipedream"}):
+            for victim in range(3):
+                with self.subTest(engine=engine["name"], killed=victim):
+                    process, pids = self.start_training(3, engine=engine)
+                    os.kill(pids[victim], signal.SIGKILL)
+                    self.assertNotEqual(self.finish(process, 10)[0], 0)
+                    self.assert_gone(pids)
+                    self.assert_records_intact()
+                    os.system(f"rm -rf {self.path('out')}")
+            with self.subTest(engine=engine["name"], stopped=1):
+                process, pids = self.start_training(3, engine=engine)
+                os.kill(pids[1], signal.SIGSTOP)
+                code, text = self.finish(process, 10)
+                self.assertEqual(code, 6, text)
+                self.assertRegex(text, r"rank 1\b")
+                self.assertEqual(text.count("error:"), 1, text)
+                self.assert_gone(pids)
+                os.system(f"rm -rf {self.path('out')}")
+            with self.subTest(engine=engine["name"], told=1):
+                process, pids = self.start_training(3, engine=engine)
+                os.kill(pids[1], signal.SIGTERM)
+                code, text = self.finish(process, 10)
+                self.assertEqual(code, 75, text)
+                self.assertEqual(self.run_json()["status"], "interrupted")
+                self.assert_gone(pids)
+                os.system(f"rm -rf {self.path('out')}")
+
     def test_a_stopped_rank_is_named_with_nccl(self):
         cuda = json.loads(self.run_binary("info", "--json").stdout)["cuda"]
         if not re.search(r" [2-9]\d* visible", cuda):

@@ -1,4 +1,6 @@
 """PipeDream from the command line: records with staleness, stop and resume, verification, a loss that ends all ranks."""
+import json
+
 import _harness as harness
 from _harness import Case, tiny
 
@@ -40,6 +42,32 @@ class PipeDream(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("VERIFY PASSED engine=pipedream reference=pipedream-recurrence ranks=3", done.stdout)
         self.assertIn("worst=0.00e+00", done.stdout)
+
+    def test_the_planner_decides_replicas_and_balance(self):
+        done = self.run_binary("profile", self.write(pipedream()), "--out", self.path("times.json"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(self.path("times.json")) as file:
+            profile = json.load(file)
+        # One layer takes long: more ranks for it, but not for the others, whose weights would be slow to sum.
+        for name, layer in profile["layers"].items():
+            layer["forward_ns"] = layer["backward_ns"] = 10 ** 8 if name == "ln_f" else 10 ** 6
+        self.write(profile, "edited.json")
+        knobs = ["engine.plan=replicated", "engine.profile=" + self.path("edited.json"), "engine.bandwidth=5e-4"]
+        done = self.train(pipedream(), *knobs, ranks=3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        chosen = self.run_json()["engine_description"]["knobs"]
+        self.assertEqual((chosen["plan"], chosen["replicas"], chosen["balance"]), ("replicated", "[1, 2]", "[2, 2]"))
+        for plan in ("replicated", "upstream"):
+            done = self.run_binary("plan", self.write(pipedream()), "--ranks", "3", *knobs[1:], f"engine.plan={plan}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for expected in ("runner-up", "best straight pipeline", "one replicated stage", "all-reduce", "compute of stage"):
+                self.assertIn(expected, done.stdout + done.stderr)
+
+    def test_planner_mistakes(self):
+        for change, message in ((["engine.plan=replicated"], "needs the file that `pdlbench profile` writes"),
+                                (["engine.bandwidth=3"], "acts with plan=replicated and plan=upstream only"),
+                                (["engine.plan=upstream", "engine.replicas=[3]"], "does not act with plan=upstream")):
+            self.assert_fails(self.run_binary("plan", self.write(pipedream()), "--ranks", "3", *change), 2, message)
 
     def test_the_reference_is_no_choice(self):
         done = self.run_binary("plan", self.write(tiny(engine={"name": "pipedream-recurrence"})), "--ranks", "1")

@@ -57,6 +57,15 @@ class Pipeline(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.run_json()["engine_description"]["knobs"]["balance"], "[3, 1]")
 
+    def test_a_failing_stage_ends_all_ranks_with_one_message(self):
+        vgg = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "data": "synthetic-learnable",
+               "classes": 4, "train_samples": 96, "validation_samples": 24}
+        done = self.train(pipeline(workload=vgg, training__optimizer={"name": "sgd", "lr": 1e6}), ranks=3)
+        self.assertEqual(done.returncode, 7, done.stderr)
+        self.assertIn("stopped being finite", done.stderr)
+        self.assertEqual(done.stderr.count("error:"), 1, done.stderr)
+        self.assertEqual(self.run_json()["status"], "diverged")
+
     def test_mistakes_end_before_anything_starts(self):
         self.assert_fails(self.train(pipeline(), ranks=5), 2, "has only 4 layers to divide; start at most 4 ranks")
         self.assert_fails(self.train(pipeline(), "engine.balance=[1,1]", ranks=2), 2, "adds up to 2, the model has 4 layers",
