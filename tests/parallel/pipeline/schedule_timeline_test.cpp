@@ -1,5 +1,8 @@
 // Simulated times against closed forms, and the picture.
 
+#include <random>
+#include <set>
+
 #include "parallel/pipeline/schedule_timeline.h"
 #include "tests/support/catch.h"
 
@@ -13,6 +16,24 @@ std::vector<StageCost> even(const Schedule& schedule) {
 }
 
 Timeline simulated(const Schedule& schedule) { return simulate(schedule, even(schedule)); }
+
+using Tasks = std::set<std::pair<int, int>>;  // micro-batch, stage
+
+/// Forward passes that begin at each tick of a clock, when all take one tick.
+std::vector<Tasks> clock_cycles(int stages, int micro_batches) {
+  const Schedule schedule = forward_only(std::vector<int>(static_cast<std::size_t>(stages), 1), micro_batches, 1);
+  const Timeline timeline = simulated(schedule);
+  std::vector<Tasks> cycles(static_cast<std::size_t>(timeline.makespan));
+  for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+    for (std::size_t i = 0; i < timeline.ranks[rank].size(); ++i) {
+      const Action& action = schedule.ranks[rank].actions[i];
+      if (action.act != Act::forward) continue;
+      cycles.at(static_cast<std::size_t>(timeline.ranks[rank][i].begin))
+          .insert({action.micro_batch, static_cast<int>(rank)});
+    }
+  }
+  return cycles;
+}
 
 double percent(double fraction) { return std::round(1000.0 * fraction) / 10.0; }
 
@@ -69,6 +90,50 @@ TEST_CASE("the slowest stage sets the pace", "[pipeline]") {
   const std::vector<StageCost> costs = {{1, 2, 1}, {2, 4, 2}, {1, 1, 1}};
   // It never waits: to its 10 x (2 + 4) comes what the first stage does before its first and after its last pass.
   CHECK(simulate(one_forward_one_backward(3, 10), costs).makespan == 1 + 60 + 2);
+}
+
+TEST_CASE("a step is no shorter than one micro-batch's way, nor than all of a stage's work", "[pipeline]") {
+  std::mt19937 random(3);
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    const int p = 1 + static_cast<int>(random() % 5), m = 1 + static_cast<int>(random() % 9);
+    std::vector<StageCost> costs;
+    double way = 0.0, least = 0.0;
+    for (int stage = 0; stage < p; ++stage) {
+      costs.push_back(
+          {.forward = 1.0 + static_cast<double>(random() % 5), .backward = 1.0 + static_cast<double>(random() % 9)});
+      const double pass = costs.back().forward + costs.back().backward;
+      // Before its first and after its last pass the stages before it are at work; those behind work meanwhile.
+      least = std::max(least, way + m * pass);
+      way += pass;
+    }
+    least = std::max(least, way);
+    INFO(p << " stages, " << m << " micro-batches");
+    CHECK(simulate(one_forward_one_backward(p, m), costs).makespan >= least);
+    CHECK(simulate(fill_drain(p, m, Checkpoint::never), costs).makespan >= least);
+  }
+  // The bound is met: nothing but the slow first stage is waited for.
+  CHECK(simulate(one_forward_one_backward(2, 2), {{10, 10, 0}, {1, 1, 0}}).makespan == 40);
+}
+
+TEST_CASE("forward passes go by torchgpipe's clock cycles", "[pipeline]") {
+  CHECK(clock_cycles(1, 1) == std::vector<Tasks>{{{0, 0}}});
+  CHECK(clock_cycles(3, 1) == std::vector<Tasks>{{{0, 0}}, {{0, 1}}, {{0, 2}}});
+  CHECK(clock_cycles(1, 3) == std::vector<Tasks>{{{0, 0}}, {{1, 0}}, {{2, 0}}});
+  CHECK(clock_cycles(3, 3) ==
+        std::vector<Tasks>{{{0, 0}}, {{1, 0}, {0, 1}}, {{2, 0}, {1, 1}, {0, 2}}, {{2, 1}, {1, 2}}, {{2, 2}}});
+  CHECK(clock_cycles(2, 4) ==
+        std::vector<Tasks>{{{0, 0}}, {{1, 0}, {0, 1}}, {{2, 0}, {1, 1}}, {{3, 0}, {2, 1}}, {{3, 1}}});
+  for (int p : {1, 2, 4, 7}) {
+    for (int m : {1, 3, 8}) {
+      std::vector<Tasks> expected(static_cast<std::size_t>(m + p - 1));
+      for (int clock = 0; clock < m + p - 1; ++clock) {
+        for (int stage = std::max(1 + clock - m, 0); stage < std::min(1 + clock, p); ++stage) {
+          expected[static_cast<std::size_t>(clock)].insert({clock - stage, stage});
+        }
+      }
+      CHECK(clock_cycles(p, m) == expected);
+    }
+  }
 }
 
 TEST_CASE("a message takes its time", "[pipeline]") {
