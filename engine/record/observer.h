@@ -35,6 +35,9 @@ class Observer {
   /// is a literal. Tasks may lie inside each other: the latest to begin is the first to end.
   virtual void task_begin([[maybe_unused]] const char* what, [[maybe_unused]] std::int64_t number) {}
   virtual void task_end() {}
+  /// This rank is through with a step whose report comes later, with others open in between. Steps are done in order;
+  /// engines that report at once need not say so.
+  virtual void step_done([[maybe_unused]] std::int64_t step) {}
   virtual void step_end(const StepReport&) {}
 };
 
@@ -54,6 +57,9 @@ class Observers final : public Observer {
   }
   void task_end() override {
     for (std::size_t i = listeners_.size(); i-- > 0;) listeners_[i]->task_end();
+  }
+  void step_done(std::int64_t step) override {
+    for (std::size_t i = listeners_.size(); i-- > 0;) listeners_[i]->step_done(step);
   }
   void step_end(const StepReport& report) override {
     for (std::size_t i = listeners_.size(); i-- > 0;) listeners_[i]->step_end(report);

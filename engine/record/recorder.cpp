@@ -229,7 +229,7 @@ void PhaseClock::epoch_begin() {
   phase_ = Phase::other;
   drawn_from_s_.reset();
   open_tasks_.clear();
-  open_steps_ = 0;
+  open_steps_ = unreported_steps_ = 0;
   now_s_ = step_start_s_ = 0.0;
   mark_ = stopwatch_->mark();
 }
@@ -305,11 +305,17 @@ void PhaseClock::step_begin() {
   if (open_steps_++ == 0) note({.event = Event::step_begin});
 }
 
+void PhaseClock::step_done(std::int64_t step) {
+  note({.event = Event::step_end, .number = step});
+  open_steps_ = std::max(open_steps_ - 1, 0);
+  ++unreported_steps_;
+}
+
 void PhaseClock::step_end(const StepReport& report) {
-  note({.event = Event::step_end, .number = report.step});
+  if (unreported_steps_ == 0) step_done(report.step);
+  --unreported_steps_;
   read_oldest(kUnreadAtStepEnd);
   step_samples_.push_back(report.samples);
-  open_steps_ = std::max(open_steps_ - 1, 0);
   last_step_ = report;
 }
 

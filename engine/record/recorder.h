@@ -73,7 +73,9 @@ class PhaseClock final : public Observer {
   /// Tasks matter to a trace only.
   void task_begin(const char* what, std::int64_t number) override;
   void task_end() override;
-  /// A step lasts from its step_begin or, when steps overlap, from the end of the step before.
+  /// A step lasts from its step_begin or, when steps overlap, from the end of the step before; to step_done or, without
+  /// it, to its report.
+  void step_done(std::int64_t step) override;
   void step_end(const StepReport& report) override;
 
   /// Steps, phases and tasks go there too while it records; null: nowhere.
@@ -105,7 +107,8 @@ class PhaseClock final : public Observer {
   std::int64_t warmup_left_;
   RankEpoch epoch_;
   std::vector<std::int64_t> step_samples_;
-  int open_steps_ = 0;  // begun and not ended
+  int open_steps_ = 0;        // begun and not done
+  int unreported_steps_ = 0;  // done and not ended
   StepReport last_step_;
   std::deque<Moment> unread_;
   // As of the latest moment that was read: its mark, the phase from there on, seconds since the epoch's begin.

@@ -104,7 +104,15 @@ void CommLedger::add_exposed(const std::string& key, std::int64_t step, double s
   step_exposed_s_[static_cast<std::size_t>(step)] += seconds;
 }
 
-void CommLedger::step_end(const StepReport&) { step_exposed_s_.push_back(0.0); }
+void CommLedger::step_done(std::int64_t) {
+  step_exposed_s_.push_back(0.0);
+  ++unreported_steps_;
+}
+
+void CommLedger::step_end(const StepReport& report) {
+  if (unreported_steps_ == 0) step_done(report.step);
+  --unreported_steps_;
+}
 
 CommCounts CommLedger::take() {
   read_all();

@@ -54,6 +54,7 @@ class CommLedger final : public Observer {
   std::vector<double> take_steps();
   CommCount& at(const std::string& key) { return counts_[key]; }
   double exposed_s() const;
+  void step_done(std::int64_t step) override;
   void step_end(const StepReport& report) override;
 
   // --- for the counting communicator
@@ -99,6 +100,7 @@ class CommLedger final : public Observer {
   CommCounts counts_;
   std::deque<Span> unread_;
   std::vector<double> step_exposed_s_ = {0.0};  ///< the last entry is of the step under way
+  int unreported_steps_ = 0;                    ///< done and not ended
 };
 
 }  // namespace pdl

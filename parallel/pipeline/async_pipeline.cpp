@@ -257,6 +257,7 @@ void AsyncPipeline::close_steps(int unit) {
   for (; pass_.closed < pass_.units.steps() && pass_.units.end_of(pass_.closed) <= unit; ++pass_.closed) {
     begin_steps(pass_.closed);
     reports_.close(pass_.closed);
+    pass_.observer->step_done(pass_.closed);
   }
 }
 

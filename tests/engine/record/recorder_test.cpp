@@ -155,6 +155,25 @@ TEST_CASE("steps that overlap last from one end to the next") {
   CHECK(clock.epoch_end().step_ms == std::vector<double>{2000.0, 1500.0, 1250.0});
 }
 
+TEST_CASE("steps whose reports come late last until they are done") {
+  HandClock time;
+  PhaseClock clock(1, time.reader());
+  clock.epoch_begin();
+  for (std::int64_t step = 0; step < 3; ++step) {
+    clock.step_begin();
+    time.now += 1.0 + 0.25 * static_cast<double>(step);
+    clock.step_done(step);
+    if (step == 1) clock.step_end(step_of(5));
+  }
+  time.now += 8.0;
+  clock.step_end(step_of(6));
+  clock.step_end(step_of(7));
+  const RankEpoch epoch = clock.epoch_end();
+  CHECK(epoch.step_ms == std::vector<double>{1000.0, 1250.0, 1500.0});
+  CHECK(epoch.counted_samples == 13);
+  CHECK(epoch.train_s == 11.75);
+}
+
 TEST_CASE("times are read long after they were marked, and none is lost in a long epoch") {
   auto owned = std::make_unique<LateWatch>();
   const LateWatch& watch = *owned;

@@ -137,6 +137,15 @@ TEST_CASE("exposed time belongs to the step in which the wait was queued") {
   f.all_reduce().wait(f.compute);
   f.ledger.step_end({});
   CHECK(f.ledger.take_steps() == std::vector<double>{2.0});
+
+  f.all_reduce().wait(f.compute);
+  f.ledger.step_done(0);
+  f.all_reduce().wait(f.compute);
+  f.all_reduce().wait(f.compute);
+  f.ledger.step_done(1);
+  f.ledger.step_end({});  // reports that come late end nothing
+  f.ledger.step_end({});
+  CHECK(f.ledger.take_steps() == std::vector<double>{2.0, 4.0});
 }
 
 TEST_CASE("neither host nor device waits for the measurement") {
