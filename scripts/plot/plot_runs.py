@@ -127,6 +127,8 @@ def remarks(run, apart):
     if any(epoch["extrapolated"] for epoch in run.epochs):
         found.append("parts of epochs")
     if run.epochs and run.epochs[-1].get("staleness"):
+        mode = run.record["config"].get("engine", {}).get("mode")
+        found += [mode] if mode else []
         found.append("weights " + ", ".join(str(lag) for lag in run.lags()) + " updates behind")
     if not run.sound:
         found.append(run.record["status"] if run.record["status"] != "success" else "not sound")
