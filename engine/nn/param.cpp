@@ -1,5 +1,6 @@
 #include "engine/nn/param.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 
@@ -59,15 +60,19 @@ void fill_initial_values(Tensor values, const ParamSpec& spec, int id, std::uint
   fill(values.data<float>(), spec, stream);
 }
 
-void place_slice(const Tensor& whole, const Tensor& slice, const ParamSpec& spec) {
-  PDL_CHECK(whole.elements() == spec.global_shape.elements() && slice.elements() == spec.shape().elements() &&
-                whole.dtype() == slice.dtype(),
-            spec.name, ": ", slice.shape().to_string(), " of ", whole.shape().to_string());
+void place_slice(const Tensor& whole, const Tensor& part, const ParamSpec& spec, std::int64_t first) {
+  const std::int64_t last = first + part.elements();
+  PDL_CHECK(whole.elements() == spec.global_shape.elements() && first >= 0 && last <= spec.shape().elements() &&
+                whole.dtype() == part.dtype(),
+            spec.name, ": elements ", first, " to ", last, " of ", spec.shape().to_string(), " in ",
+            whole.shape().to_string());
   const SliceRuns runs(spec);
   const std::int64_t size = size_of(whole.dtype());
-  for (std::int64_t i = 0; i < slice.elements(); i += runs.run) {
-    std::memcpy(static_cast<char*>(whole.raw()) + runs.global(i) * size, static_cast<char*>(slice.raw()) + i * size,
-                static_cast<std::size_t>(runs.run * size));
+  for (std::int64_t i = first; i < last;) {
+    const std::int64_t count = std::min(runs.run - i % runs.run, last - i);  // to the end of a run
+    std::memcpy(static_cast<char*>(whole.raw()) + runs.global(i) * size,
+                static_cast<char*>(part.raw()) + (i - first) * size, static_cast<std::size_t>(count * size));
+    i += count;
   }
 }
 

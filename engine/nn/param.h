@@ -118,7 +118,8 @@ class ParamStore {
 /// Fills `values` (host memory, fp32 or fp64, the slice's elements in order) by the rule of the spec.
 void fill_initial_values(Tensor values, const ParamSpec& spec, int id, std::uint64_t seed);
 
-/// Puts the elements of a slice where they stand in the whole parameter; both in host memory, of one type.
-void place_slice(const Tensor& whole, const Tensor& slice, const ParamSpec& spec);
+/// Puts elements of a slice, from its element `first` on, where they stand in the whole parameter; both in host memory,
+/// of one type.
+void place_slice(const Tensor& whole, const Tensor& part, const ParamSpec& spec, std::int64_t first = 0);
 
 }  // namespace pdl

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "parallel/comm/world.h"
-#include "parallel/pipeline/staged_parameters.h"
 
 namespace pdl {
 namespace {
@@ -66,7 +65,8 @@ AsyncPipeline::AsyncPipeline(const EngineContext& context, AsyncOptions options)
               options_.schedule(options_.scheduled).ranks[static_cast<std::size_t>(rank_)].versions,
               rounds_in_flight(options_, owner_stage())),
       reports_(context, report_lag(plan_) + 2 * options_.multiple() + 2),
-      lr_(make_lr_schedule(context)) {}
+      lr_(make_lr_schedule(context)),
+      parameters_(context, plan_) {}
 
 int AsyncPipeline::owner_stage() const { return plan_.tied().empty() ? 0 : plan_.stage_of(plan_.tied()[0].rank); }
 
@@ -80,10 +80,7 @@ void AsyncPipeline::prepare() {
   update_.prepare();
   reports_.prepare();
   counter_ = context_.device.allocate(size_of(DType::int64), MemoryKind::workspace);
-  if (rank_ == 0) {
-    landing_ = context_.device.allocate(plan_.visit_elements() * size_of(wide_dtype(context_.training.dtype)),
-                                        MemoryKind::communication);
-  }
+  parameters_.prepare();
   training_ = plan_.make_feeder(rank_, *context_.data.train, true);
   validation_ = plan_.make_feeder(rank_, *context_.data.validation, false);
 }
@@ -95,9 +92,7 @@ MemoryByKind AsyncPipeline::predicted_memory() const {
     for (std::size_t kind = 0; kind < memory.bytes.size(); ++kind) memory.bytes[kind] += more.bytes[kind];
   }
   memory[MemoryKind::workspace] += size_of(DType::int64);
-  if (rank_ == 0) {
-    memory[MemoryKind::communication] += plan_.visit_elements() * size_of(wide_dtype(context_.training.dtype));
-  }
+  memory[MemoryKind::communication] += parameters_.predicted_bytes();
   if (context_.training.deterministic) {  // of the world's group and of the two that carry messages
     memory[MemoryKind::communication] += 3 * deterministic_scratch_bytes(context_.world.size());
   }
@@ -304,9 +299,9 @@ void AsyncPipeline::stop_after(std::int64_t step) {
 void AsyncPipeline::visit_parameters(const Engine::ParameterVisitor& visit) {
   const auto held = [this](int index) {
     const std::string& name = plan_.dense().params()[static_cast<std::size_t>(index)].spec.name;
-    return range_of(parts_[0]->store, update_.ring().weights(), name);
+    return HeldPart{.values = range_of(parts_[0]->store, update_.ring().weights(), name)};
   };
-  visit_staged_parameters(context_, plan_, landing_, held, visit);
+  parameters_.visit([this](int index) { return std::vector{plan_.owner_of(index)}; }, held, visit);
 }
 
 std::vector<StateTensor> AsyncPipeline::state() {

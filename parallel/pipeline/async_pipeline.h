@@ -12,6 +12,7 @@
 #include "parallel/pipeline/pipeline_executor.h"
 #include "parallel/pipeline/pipeline_plan.h"
 #include "parallel/pipeline/round_update.h"
+#include "parallel/pipeline/staged_parameters.h"
 #include "parallel/pipeline/step_reports.h"
 #include "parallel/pipeline/unit_plan.h"
 
@@ -104,9 +105,9 @@ class AsyncPipeline final : private PipelineHost {
   RoundUpdate update_;
   StepReports reports_;
   LrSchedule lr_;
+  StagedParameters parameters_;
   std::unique_ptr<StageFeeder> training_, validation_;
   StageFeeder* feeder_ = nullptr;
-  Buffer landing_;  ///< rank 0: parts of other ranks' parameters
   Buffer counter_;  ///< int64: units_done_, for checkpoints
   std::int64_t steps_done_ = 0, units_done_ = 0;
   Pass pass_;

@@ -9,6 +9,7 @@
 #include "parallel/pipeline/pipeline_executor.h"
 #include "parallel/pipeline/pipeline_plan.h"
 #include "parallel/pipeline/stage_update.h"
+#include "parallel/pipeline/staged_parameters.h"
 #include "parallel/synchronous_engine.h"
 
 namespace pdl {
@@ -54,16 +55,9 @@ class StagedModel final : public HeldModel, private PipelineHost {
   void run(StageFeeder& feeder, const Schedule& schedule, Observer& observer, bool training);
   std::unique_ptr<Communicator> split(const std::string& axis, const std::string& name) const;
   std::vector<StagePart*> part_pointers() const;
-  /// What a rank tells world rank 0 about its part of a parameter.
-  struct Account {
-    std::int64_t axis = -1, begin = 0, count = 0;  ///< its slice
-    std::int64_t first = 0, elements = 0;          ///< what it knows of the slice
-  };
-  Account account_of(int dense_index, Tensor& known) const;
+  HeldPart held(int dense_index) const;
   /// World ranks that may know a part of the parameter.
   std::vector<int> holders(int dense_index) const;
-  void send_part(int dense_index);
-  void take_part(int dense_index, int holder, std::vector<char>& whole);
 
   const EngineContext& context_;
   int rank_;  ///< in the world
@@ -72,11 +66,10 @@ class StagedModel final : public HeldModel, private PipelineHost {
   std::vector<std::unique_ptr<StagePart>> parts_;
   PipelineExecutor executor_;
   StageUpdate update_;
+  StagedParameters parameters_;
   std::unique_ptr<StageFeeder> training_, validation_;
   Buffer metrics_, unheard_;
   std::unique_ptr<Communicator> dp_, tp_;  ///< null where the axis has one rank
-  Buffer landing_;                         ///< rank 0: parts of other ranks' parameters
-  Buffer account_;                         ///< int64 [5]
   // Of the step under way.
   StageFeeder* feeder_ = nullptr;
   Observer* observer_ = nullptr;
