@@ -48,16 +48,12 @@
 
 #include "parallel/pipeline/async_pipeline.h"
 #include "parallel/pipeline/schedule_timeline.h"
+#include "parallel/pipeline/stage_tables.h"
+#include "parallel/sync/startup.h"
 
 namespace pdl {
 
 namespace {
-
-std::string percent(double fraction) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", 100.0 * fraction);
-  return text;
-}
 
 std::string decimals(double value) {
   char text[32];
@@ -196,22 +192,18 @@ PlanTable Pipedream::memory_table() const {
   PlanTable table{.title = "memory of a rank of each stage at its peak, MiB",
                   .columns = {"stage", "parameters", "weight_versions", "gradients", "optimizer", "activations"},
                   .rows = {}};
-  const auto mebibytes = [](std::int64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f", static_cast<double>(bytes) / (1024.0 * 1024.0));
-    return std::string(text);
-  };
   const Schedule schedule = options_.schedule(options_.scheduled);
   for (int stage = 0; stage < knobs_.stages(); ++stage) {
     const int rank = pipeline_.plan().first_rank_of(stage);
     const std::vector<std::unique_ptr<StagePart>> parts = pipeline_.plan().make_parts(rank);
     const RoundUpdate update(context_, pipeline_.plan(), *parts[0], rank,
                              schedule.ranks[static_cast<std::size_t>(rank)].versions, 0);
-    const MemoryByKind held = pipeline_.plan().predicted_memory(rank), more = update.predicted_memory();
+    const MemoryByKind passes = pipeline_.plan().predicted_memory(rank), versions = update.predicted_memory(),
+                       store = parts[0]->store.predicted_memory(context_.training.dtype);
     std::vector<std::string> row = {str(stage)};
     for (const MemoryKind kind : {MemoryKind::parameters, MemoryKind::weight_versions, MemoryKind::gradients,
                                   MemoryKind::optimizer, MemoryKind::activations}) {
-      row.push_back(mebibytes(held[kind] + more[kind]));
+      row.push_back(mebibytes(passes[kind] + versions[kind] + store[kind]));
     }
     table.rows.push_back(std::move(row));
   }
@@ -270,13 +262,10 @@ Prediction Pipedream::predict() const {
   }
   prediction.tables.push_back(version_table(shown));
   prediction.tables.push_back(memory_table());
-  PlanTable picture{.title = str("the first ", options_.scheduled, " of an epoch's passes, mode ", knobs_.mode,
-                                 "; idle over ", units, ": ", percent(epoch.idle_fraction())),
-                    .columns = {"rank", "F forward, B backward, . waiting"},
-                    .rows = {}};
-  const std::vector<std::string> lines = draw(shown, simulate(shown, stage_costs));
-  for (std::size_t rank = 0; rank < lines.size(); ++rank) picture.rows.push_back({str(rank), lines[rank]});
-  prediction.tables.push_back(std::move(picture));
+  prediction.tables.push_back(
+      schedule_picture(str("the first ", options_.scheduled, " of an epoch's passes, mode ", knobs_.mode,
+                           "; idle over ", units, ": ", percent(epoch.idle_fraction())),
+                       shown, simulate(shown, stage_costs)));
   prediction.warnings = warnings();
   return prediction;
 }

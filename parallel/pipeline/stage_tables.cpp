@@ -45,7 +45,11 @@ PlanTable schedule_picture(const std::string& title, const Schedule& schedule, c
   PlanTable picture{
       .title = title, .columns = {"stage", "F forward, R forward again, B backward, . waiting"}, .rows = {}};
   const std::vector<std::string> lines = draw(schedule, timeline);
-  for (std::size_t stage = 0; stage < lines.size(); ++stage) picture.rows.push_back({str(stage), lines[stage]});
+  for (std::size_t rank = 0; rank < lines.size(); ++rank) {
+    const RankSchedule& here = schedule.ranks[rank];
+    const bool has_replicas = schedule.replicas[static_cast<std::size_t>(here.stage)] > 1;
+    picture.rows.push_back({has_replicas ? str(here.stage, ".", here.replica) : str(here.stage), lines[rank]});
+  }
   return picture;
 }
 

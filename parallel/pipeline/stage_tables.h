@@ -12,7 +12,7 @@ std::string percent(double fraction);
 /// `optimizer_parts` ranks.
 PlanTable stage_memory_table(const EngineContext& context, const PipelinePlan& plan, int optimizer_parts = 1);
 
-/// A line for each stage: what it does when.
+/// A line for each stage, or replica of one ("0.1"): what it does when.
 PlanTable schedule_picture(const std::string& title, const Schedule& schedule, const Timeline& timeline);
 
 /// What this rank sends in a step, a line for each axis and operation.

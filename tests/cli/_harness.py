@@ -35,6 +35,10 @@ def tiny(**changes):
     return config
 
 
+TINY_VGG = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "data": "synthetic-learnable",
+            "classes": 4, "train_samples": 96, "validation_samples": 24}
+
+
 class Case(unittest.TestCase):
     """A temporary folder per test, and ways to run the binary."""
 
@@ -125,6 +129,30 @@ class Case(unittest.TestCase):
             os.killpg(process.pid, signal.SIGKILL)
             self.fail(f"still running after {seconds} s")
         return process.returncode, out + err
+
+    def assert_resume_continues(self, config, ranks):
+        """A run of four epochs that is stopped after its first and resumed has the losses of one that was not."""
+        self.assertEqual(self.train(config, ranks=ranks, out="whole").returncode, 0)
+        process = self.start("run", self.write(config), "--out", self.path("broken"), ranks=ranks)
+        self.wait_for_epochs(process, 1, "broken")
+        self.stop(process)
+        code, text = self.finish(process, 20)
+        if code == 0:
+            self.skipTest("the run was over before it could be stopped")
+        self.assertEqual(code, 75, text)
+        done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path("broken"), ranks=ranks)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for a, b in zip(self.epochs("broken"), self.epochs("whole")):
+            self.assertEqual((a["epoch"], a["train_loss"], a["val_loss"]), (b["epoch"], b["train_loss"], b["val_loss"]))
+
+    def assert_divergence_ends_all(self, config, ranks):
+        """With a learning rate beyond reason: one message, the code of a numeric failure, a record that says so."""
+        config["training"]["optimizer"] = {"name": "sgd", "lr": 1e6}
+        done = self.train(config, ranks=ranks)
+        self.assertEqual(done.returncode, 7, done.stderr)
+        self.assertIn("stopped being finite", done.stderr)
+        self.assertEqual(done.stderr.count("error:"), 1, done.stderr)
+        self.assertEqual(self.run_json()["status"], "diverged")
 
 
 def main():

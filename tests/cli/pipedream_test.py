@@ -24,18 +24,7 @@ class PipeDream(Case):
         self.assertIn("tied.send", last["comm"])
 
     def test_resume_continues_bit_for_bit(self):
-        self.assertEqual(self.train(pipedream(training__epochs=4), ranks=2, out="whole").returncode, 0)
-        process = self.start("run", self.write(pipedream(training__epochs=4)), "--out", self.path("broken"), ranks=2)
-        self.wait_for_epochs(process, 1, "broken")
-        self.stop(process)
-        code, text = self.finish(process, 20)
-        if code == 0:
-            self.skipTest("the run was over before it could be stopped")
-        self.assertEqual(code, 75, text)
-        done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path("broken"), ranks=2)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        for a, b in zip(self.epochs("broken"), self.epochs("whole")):
-            self.assertEqual((a["epoch"], a["train_loss"], a["val_loss"]), (b["epoch"], b["train_loss"], b["val_loss"]))
+        self.assert_resume_continues(pipedream(training__epochs=4), ranks=2)
 
     def test_verify_compares_with_the_recurrence(self):
         done = self.run_binary("verify", self.write(pipedream(training__dtype="fp64")), ranks=3)
@@ -63,6 +52,17 @@ class PipeDream(Case):
             for expected in ("runner-up", "best straight pipeline", "one replicated stage", "all-reduce", "compute of stage"):
                 self.assertIn(expected, done.stdout + done.stderr)
 
+    def test_stages_in_the_plan_need_what_a_rank_is_told_to_need(self):
+        config = pipedream(workload__width=512, workload__layers=3, workload__heads=8)
+        done = self.run_binary("plan", self.write(config), "--ranks", "3", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        plan = json.loads(done.stdout)
+        table = next(table for table in plan["tables"] if table["title"].startswith("memory of a rank of each stage"))
+        first = dict(zip(table["columns"], table["rows"][0]))
+        for kind in ("parameters", "weight_versions", "gradients", "optimizer", "activations"):
+            self.assertAlmostEqual(float(first[kind]), plan["memory_predicted_bytes"][kind] / 2**20, delta=0.06, msg=kind)
+        self.assertGreater(float(first["gradients"]), 1.0)
+
     def test_planner_mistakes(self):
         for change, message in ((["engine.plan=replicated"], "needs the file that `pdlbench profile` writes"),
                                 (["engine.bandwidth=3"], "acts with plan=replicated and plan=upstream only"),
@@ -74,13 +74,7 @@ class PipeDream(Case):
         self.assertEqual(done.returncode, 2, done.stdout)
 
     def test_a_failing_stage_ends_all_ranks_with_one_message(self):
-        vgg = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "data": "synthetic-learnable",
-               "classes": 4, "train_samples": 96, "validation_samples": 24}
-        done = self.train(pipedream(workload=vgg, training__optimizer={"name": "sgd", "lr": 1e6}), ranks=3)
-        self.assertEqual(done.returncode, 7, done.stderr)
-        self.assertIn("stopped being finite", done.stderr)
-        self.assertEqual(done.stderr.count("error:"), 1, done.stderr)
-        self.assertEqual(self.run_json()["status"], "diverged")
+        self.assert_divergence_ends_all(pipedream(workload=harness.TINY_VGG), ranks=3)
 
     def test_what_is_left_out_is_said(self):
         done = self.run_binary("run", self.write(pipedream()), "engine.replicas=[3]", "--out", self.path("out"), ranks=3)

@@ -25,18 +25,7 @@ class Pipeline(Case):
         self.assertIn("tied.all_reduce", last["comm"])
 
     def test_resume_continues_bit_for_bit(self):
-        self.assertEqual(self.train(pipeline(training__epochs=4), ranks=2, out="whole").returncode, 0)
-        process = self.start("run", self.write(pipeline(training__epochs=4)), "--out", self.path("broken"), ranks=2)
-        self.wait_for_epochs(process, 1, "broken")
-        self.stop(process)
-        code, text = self.finish(process, 20)
-        if code == 0:
-            self.skipTest("the run was over before it could be stopped")
-        self.assertEqual(code, 75, text)
-        done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path("broken"), ranks=2)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        for a, b in zip(self.epochs("broken"), self.epochs("whole")):
-            self.assertEqual((a["epoch"], a["train_loss"], a["val_loss"]), (b["epoch"], b["train_loss"], b["val_loss"]))
+        self.assert_resume_continues(pipeline(training__epochs=4), ranks=2)
 
     def test_verify(self):
         done = self.run_binary("verify", self.write(pipeline(training__dtype="fp64")), ranks=3)
@@ -58,13 +47,7 @@ class Pipeline(Case):
         self.assertEqual(self.run_json()["engine_description"]["knobs"]["balance"], "[3, 1]")
 
     def test_a_failing_stage_ends_all_ranks_with_one_message(self):
-        vgg = {"model": "vgg11", "width_multiplier": 0.0625, "image_size": 32, "classifier_width": 16, "data": "synthetic-learnable",
-               "classes": 4, "train_samples": 96, "validation_samples": 24}
-        done = self.train(pipeline(workload=vgg, training__optimizer={"name": "sgd", "lr": 1e6}), ranks=3)
-        self.assertEqual(done.returncode, 7, done.stderr)
-        self.assertIn("stopped being finite", done.stderr)
-        self.assertEqual(done.stderr.count("error:"), 1, done.stderr)
-        self.assertEqual(self.run_json()["status"], "diverged")
+        self.assert_divergence_ends_all(pipeline(workload=harness.TINY_VGG), ranks=3)
 
     def test_mistakes_end_before_anything_starts(self):
         self.assert_fails(self.train(pipeline(), ranks=5), 2, "has only 4 layers to divide; start at most 4 ranks")
