@@ -142,6 +142,7 @@ ModelOptions read_model(const std::string& name, const ConfigReader& workload) {
       return build_gpt2(options, vocabulary, factory);
     };
     description.predictions_per_sample = options.sequence_length;
+    description.hidden_size = options.width;
     description.training_flops_per_sample = training_flops(options, vocabulary);
     description.flops_formula = "matrix parameters and causal attention: T (6 (12 L C^2 + V C) + 6 L C T)";
     description.palm_flops_per_sample = palm_flops(options, vocabulary);

@@ -33,6 +33,10 @@ struct MemoryByKind {
     for (std::int64_t value : bytes) sum += value;
     return sum;
   }
+  MemoryByKind& operator+=(const MemoryByKind& more) {
+    for (std::size_t kind = 0; kind < bytes.size(); ++kind) bytes[kind] += more.bytes[kind];
+    return *this;
+  }
 };
 
 /// Current and peak bytes of one device, by kind and in total. The peak of the total is a moment of its own, never the

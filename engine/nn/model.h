@@ -21,6 +21,7 @@ struct ModelDescription {
   TensorSpec sample_input;                              ///< one sample, without N: [T] int32, or [H, W, C]
   TensorSpec sample_target;                             ///< [T] or [1] int32
   std::int64_t predictions_per_sample = 1;              ///< losses per sample: T for text, 1 for images
+  std::optional<std::int64_t> hidden_size;              ///< width of a transformer's residual stream
   double training_flops_per_sample = 0.0;               ///< forward and backward, the formula named in `flops_formula`
   std::string flops_formula;
   std::optional<double> palm_flops_per_sample;  ///< likewise by PaLM's formula, for models that it speaks of

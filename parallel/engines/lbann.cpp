@@ -261,8 +261,7 @@ MemoryByKind Lbann::predicted_memory() const {
     memory[MemoryKind::communication] += deterministic_scratch_bytes(trainer_size());
   }
   if (!shards_) memory[MemoryKind::optimizer] += update_.predicted_bytes(replica_);
-  const MemoryByKind divided = shards_ ? shards_->predicted_memory() : MemoryByKind();
-  for (std::size_t kind = 0; kind < divided.bytes.size(); ++kind) memory.bytes[kind] += divided.bytes[kind];
+  if (shards_) memory += shards_->predicted_memory();
   return memory;
 }
 

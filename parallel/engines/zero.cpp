@@ -20,17 +20,16 @@
 //   bucket               25 MiB of fp32              5e8 elements, as buffers     the same
 //   gather of weights    under the next forward      waited for                   waited for
 //   stage 3              keeps nothing               keeps small parameters whole and what recurs within 1e9 elements
+// hf-auto is deepspeed with the values that Hugging Face's "auto" takes from a transformer's hidden size h: buckets of
+// h^2 elements, 0.9 h^2 gathered ahead, parameters of up to 10 h whole.
 //
 // Differs from upstream
 //   - losses are divided by the predictions of the global batch and gradients are summed: exact for a ragged last
-//   batch,
-//     and nothing of prescale_gradients and gradient_predivide_factor is left
+//     batch, and nothing of prescale_gradients and gradient_predivide_factor is left
 //   - gradients, their buckets and reductions are fp32 also beside bf16 weights (communication_data_type)
-//   - works with every optimizer, LAMB included: its norms of parameters are summed over slices. Upstream takes Adam
-//   alone
+//   - works with every optimizer, LAMB included: its norms of parameters are summed over slices. Upstream has only Adam
 //   - the order of layers is known, not recorded in the first step; transformer blocks are gathered as a whole;
-//   parameters
-//     that the same layers use are gathered and reduced as one block, without a copy that sorts them by rank
+//     parameters that the same layers use are gathered and reduced as one block, without a copy that sorts them by rank
 //   - stages 2 and 3 write gradients straight into buckets; a rank without samples takes part with zeros
 //   - one flat layout for all parameters: weight decay is a property of a segment, not a group
 //   - one rank alone has nothing to divide: no copies, no collectives
@@ -56,6 +55,8 @@
 namespace pdl {
 namespace {
 
+constexpr std::int64_t kOfHiddenSize = -1;  ///< a knob of hf-auto that is yet to be taken from the model
+
 struct ZeroKnobs {
   std::string preset = "textbook";
   int stage = 1;
@@ -76,7 +77,7 @@ ZeroKnobs preset_knobs(const std::string& preset, int stage) {
   knobs.preset = preset;
   knobs.stage = stage;
   if (preset == "textbook") return knobs;
-  if (stage < 3) knobs.reduction = preset == "deepspeed" ? "all_reduce" : "reduce";
+  if (stage < 3) knobs.reduction = preset == "deepspeed-2021" ? "reduce" : "all_reduce";
   knobs.reduce_bucket_size = 500000000;
   knobs.overlap_comm = stage == 3;
   knobs.overlap_all_gather = false;
@@ -84,13 +85,27 @@ ZeroKnobs preset_knobs(const std::string& preset, int stage) {
   knobs.prefetch_bucket_size = 50000000;
   knobs.param_persistence_threshold = 100000;
   knobs.max_reuse_distance = 1000000000;
+  if (preset == "hf-auto") {
+    knobs.reduce_bucket_size = kOfHiddenSize;
+    if (stage == 3) knobs.prefetch_bucket_size = knobs.param_persistence_threshold = kOfHiddenSize;
+  }
+  return knobs;
+}
+
+/// With a number wherever hf-auto leaves it to the model.
+ZeroKnobs for_model(ZeroKnobs knobs, const ModelDescription& model) {
+  const std::int64_t h = model.hidden_size.value_or(0);
+  const auto settle = [](std::int64_t& knob, std::int64_t value) { knob = knob == kOfHiddenSize ? value : knob; };
+  settle(knobs.reduce_bucket_size, h * h);
+  settle(knobs.prefetch_bucket_size, 9 * h * h / 10);
+  settle(knobs.param_persistence_threshold, 10 * h);
   return knobs;
 }
 
 ZeroKnobs read_knobs(const ConfigReader& reader) {
   constexpr double kMost = 1e15;
-  const std::string preset = reader.choice("preset", "textbook", {"textbook", "deepspeed", "deepspeed-2021"},
-                                           "whose behaviour the other knobs default to");
+  const std::string preset = reader.choice("preset", "textbook", {"textbook", "deepspeed", "deepspeed-2021", "hf-auto"},
+                                           "what knobs default to");
   const int stage =
       reader.get("stage", 1, "what is divided: 1 optimizer states, 2 gradients too, 3 parameters too", {1, 3});
   ZeroKnobs knobs = preset_knobs(preset, stage);
@@ -98,8 +113,11 @@ ZeroKnobs read_knobs(const ConfigReader& reader) {
       "reduction", knobs.reduction, {"reduce_scatter", "all_reduce", "reduce"},
       "how a bucket's gradients reach their owners; all_reduce sends twice as much, reduce takes a call for "
       "each owner");
-  knobs.reduce_bucket_size =
-      reader.get("reduce_bucket_size", knobs.reduce_bucket_size, "elements of a gradient bucket", {1, kMost});
+  const auto count = [&](const char* key, std::int64_t fallback, const char* doc, double least) {
+    if (fallback != kOfHiddenSize) return reader.get(key, fallback, doc, {least, kMost});
+    return reader.get_optional<std::int64_t>(key, doc, {least, kMost}).value_or(kOfHiddenSize);
+  };
+  knobs.reduce_bucket_size = count("reduce_bucket_size", knobs.reduce_bucket_size, "elements of a gradient bucket", 1);
   knobs.overlap_comm = reader.get("overlap_comm", knobs.overlap_comm, "reduce gradients under the backward pass");
   knobs.overlap_all_gather = reader.get("overlap_all_gather", knobs.overlap_all_gather,
                                         "stages 1 and 2: gather updated weights under the next forward pass");
@@ -108,7 +126,7 @@ ZeroKnobs read_knobs(const ConfigReader& reader) {
                  "buckets that are reduced while another one fills; each costs a buffer", {1, 1024});
   const auto of_stage_3 = [&](const char* key, std::int64_t fallback, const char* doc, double least) {
     if (reader.has(key) && stage != 3) reader.problem(key, str("acts in stage 3 only, this is stage ", stage));
-    return reader.get(key, fallback, doc, {least, kMost});
+    return count(key, fallback, doc, least);
   };
   knobs.prefetch_bucket_size = of_stage_3("stage3_prefetch_bucket_size", knobs.prefetch_bucket_size,
                                           "elements gathered ahead; 1: the next block, 0: none", 0);
@@ -127,7 +145,7 @@ class Zero final : public StepMethod {
  public:
   Zero(const EngineContext& context, const ZeroKnobs& knobs)
       : context_(context),
-        knobs_(knobs),
+        knobs_(for_model(knobs, context.model)),
         replica_(context, {context.world.rank(), ranks()}, LayerFactory(),
                  {.values = whole_values(), .gradients = whole_gradients(), .master = false}),
         users_(parameter_users(replica_.layers(), replica_.store())),
@@ -135,7 +153,7 @@ class Zero final : public StepMethod {
         weights_(replica_.store(), map_, context.world.rank(), context.training.dtype, values_held()),
         gradients_(replica_.store(), map_, users_, layers(), context.world, gradient_options(), context.training.dtype),
         gatherer_(replica_.store(), map_, users_, layers(), weights_, gradients_,
-                  {knobs.prefetch_bucket_size, knobs.max_live_parameters, knobs.max_reuse_distance, is_textbook()},
+                  {knobs_.prefetch_bucket_size, knobs_.max_live_parameters, knobs_.max_reuse_distance, is_textbook()},
                   context.training.dtype),
         update_(context, replica_.store(), map_, weights_, gradients_),
         model_(context, replica_, map_, weights_, gradients_, update_) {}
@@ -240,10 +258,9 @@ ShardMap Zero::lay_out() {
 
 ShardedWeights::Values Zero::values_held() const {
   if (whole_values()) return ShardedWeights::Values::whole;
-  const std::vector<Param>& params = replica_.store().params();
-  const bool any = std::any_of(params.begin(), params.end(),
-                               [&](const Param& param) { return param.count <= knobs_.param_persistence_threshold; });
-  return any ? ShardedWeights::Values::first_resident : ShardedWeights::Values::sharded;
+  const auto is_resident = [this](const Param& param) { return param.count <= knobs_.param_persistence_threshold; };
+  return std::ranges::any_of(replica_.store().params(), is_resident) ? ShardedWeights::Values::first_resident
+                                                                     : ShardedWeights::Values::sharded;
 }
 
 GradientShardOptions Zero::gradient_options() const {
@@ -256,7 +273,7 @@ GradientShardOptions Zero::gradient_options() const {
   options.overlap = knobs_.overlap_comm;
   options.in_flight = knobs_.reductions_in_flight;
   options.bucket_elements = knobs_.reduce_bucket_size;
-  // Upstream takes a buffer of the bucket's full size, two in stages 1 and 2 with overlap, however small the model.
+  // Upstream's buffers have the bucket's full size, two in stages 1 and 2 with overlap, however small the model.
   if (!is_textbook()) {
     options.least_buffer_elements = knobs_.reduce_bucket_size * (knobs_.overlap_comm && knobs_.stage < 3 ? 2 : 1);
   }
@@ -303,10 +320,9 @@ EngineDescription Zero::describe() const {
         "parameters that the same layers use are gathered and reduced as one block, a transformer block's together; a "
         "bucket's blocks are reduced one by one, without sorting them by rank");
   }
-  if (is_textbook()) {
-    description.differences.emplace_back("true reduce-scatter, buffers no larger than the model needs");
-    if (knobs_.stage < 3)
-      description.differences.emplace_back("blocks of a bucket each are divided, not one flat range");
+  if (is_textbook()) description.differences.emplace_back("true reduce-scatter, buffers as large as the model needs");
+  if (is_textbook() && knobs_.stage < 3) {
+    description.differences.emplace_back("blocks of a bucket each are divided, not one flat range");
   }
   if (ranks() == 1) description.differences.emplace_back("one rank: nothing is divided, copied or sent");
   return description;
@@ -314,11 +330,10 @@ EngineDescription Zero::describe() const {
 
 MemoryByKind Zero::predicted_memory() const {
   MemoryByKind memory = replica_.predicted_memory();
-  for (const MemoryByKind& part : {weights_.predicted_memory(), gradients_.predicted_memory(),
-                                   gatherer_.predicted_memory(), update_.predicted_memory()}) {
-    for (int kind = 0; kind < kMemoryKinds; ++kind)
-      memory.bytes[static_cast<std::size_t>(kind)] += part.bytes[static_cast<std::size_t>(kind)];
-  }
+  memory += weights_.predicted_memory();
+  memory += gradients_.predicted_memory();
+  memory += gatherer_.predicted_memory();
+  memory += update_.predicted_memory();
   if (context_.training.deterministic && gathers_beside_reductions()) {
     memory[MemoryKind::communication] += deterministic_scratch_bytes(ranks());
   }
@@ -353,10 +368,9 @@ Prediction Zero::predict() const {
   }
   std::vector<std::pair<std::string, MemoryByKind>> ways = {{"ddp", replicated_memory(context_, false)}};
   for (int stage = 1; stage <= 3; ++stage) {
-    const bool is_this = stage == knobs_.stage;
-    ways.emplace_back(
-        str("stage ", stage),
-        is_this ? prediction.memory : Zero(context_, preset_knobs(knobs_.preset, stage)).predicted_memory());
+    const ZeroKnobs other = preset_knobs(knobs_.preset, stage);
+    ways.emplace_back(str("stage ", stage),
+                      stage == knobs_.stage ? prediction.memory : Zero(context_, other).predicted_memory());
   }
   prediction.tables.push_back(memory_comparison(ways));
   if (ranks() == 1) return prediction;
@@ -393,13 +407,17 @@ void Zero::add_warnings(Prediction& prediction) const {
                                       ") keeps every gathered parameter from the forward to the backward pass: at the "
                                       "turn all of them are held"));
   }
-  if (!schedule.gathers.empty() && knobs_.prefetch_bucket_size == 0) {
+  if (!schedule.gathers.empty() && knobs_.prefetch_bucket_size == 0)
     prediction.warnings.emplace_back("nothing is gathered ahead: every layer waits for its parameters");
-  }
 }
 
 std::unique_ptr<Engine> make_zero(const EngineContext& context, const ConfigReader& reader) {
-  return make_synchronous_engine(context, std::make_unique<Zero>(context, read_knobs(reader)));
+  const ZeroKnobs knobs = read_knobs(reader);
+  if (knobs.preset == "hf-auto" && !context.model.hidden_size) {
+    reader.problem("preset", str("hf-auto: needs a hidden size, ", context.model.name, " has none; take deepspeed"));
+    return nullptr;
+  }
+  return make_synchronous_engine(context, std::make_unique<Zero>(context, knobs));
 }
 
 }  // namespace
@@ -424,6 +442,7 @@ EngineDefinition zero_definition() {
                {"stage 3, deepspeed, letting go",
                 {"preset=deepspeed", "stage=3", "reduce_bucket_size=4000", "stage3_param_persistence_threshold=100",
                  "stage3_max_reuse_distance=3000", "stage3_prefetch_bucket_size=2000"}},
+               {.name = "stage 3, hf-auto", .knobs = {"preset=hf-auto", "stage=3"}, .models = "gpt2"},
                {"stage 1, deepspeed 2021", {"preset=deepspeed-2021", "reduce_bucket_size=4000", "overlap_comm=true"}},
                {"stage 2, deepspeed 2021", {"preset=deepspeed-2021", "stage=2", "reduce_bucket_size=4000"}}}};
 }

@@ -89,7 +89,7 @@ MemoryByKind AsyncPipeline::predicted_memory() const {
   MemoryByKind memory = plan_.predicted_memory(rank_);
   for (const MemoryByKind& more : {parts_[0]->store.predicted_memory(context_.training.dtype),
                                    update_.predicted_memory(), reports_.predicted_memory()}) {
-    for (std::size_t kind = 0; kind < memory.bytes.size(); ++kind) memory.bytes[kind] += more.bytes[kind];
+    memory += more;
   }
   memory[MemoryKind::workspace] += size_of(DType::int64);
   memory[MemoryKind::communication] += parameters_.predicted_bytes();

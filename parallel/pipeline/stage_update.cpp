@@ -100,10 +100,7 @@ std::int64_t StageUpdate::most_segments() const {
 
 MemoryByKind StageUpdate::predicted_memory() const {
   MemoryByKind memory;
-  for (const PartUpdate& mine : parts_) {
-    const MemoryByKind held = mine.shards->predicted_memory();
-    for (std::size_t kind = 0; kind < memory.bytes.size(); ++kind) memory.bytes[kind] += held.bytes[kind];
-  }
+  for (const PartUpdate& mine : parts_) memory += mine.shards->predicted_memory();
   memory[MemoryKind::workspace] += most_segments() * size_of(DType::fp64);
   if (needs_norm()) {
     memory[MemoryKind::communication] +=

@@ -43,8 +43,7 @@ void StagedModel::prepare() {
 
 MemoryByKind StagedModel::predicted_memory() const {
   MemoryByKind memory = plan_.predicted_memory(stage_);
-  const MemoryByKind update = update_.predicted_memory();
-  for (std::size_t kind = 0; kind < memory.bytes.size(); ++kind) memory.bytes[kind] += update.bytes[kind];
+  memory += update_.predicted_memory();
   memory[MemoryKind::workspace] += (plan_.place().tp > 0 ? 4 : 2) * size_of(DType::fp64);
   memory[MemoryKind::communication] += parameters_.predicted_bytes();
   if (context_.training.deterministic) {  // two groups carry messages

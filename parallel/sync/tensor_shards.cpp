@@ -37,12 +37,9 @@ void TensorShards::prepare() {
 }
 
 MemoryByKind TensorShards::predicted_memory() const {
-  MemoryByKind memory;
-  for (const MemoryByKind& part :
-       {weights_.predicted_memory(), gatherer_.predicted_memory(), update_.predicted_memory()}) {
-    for (int kind = 0; kind < kMemoryKinds; ++kind)
-      memory.bytes[static_cast<std::size_t>(kind)] += part.bytes[static_cast<std::size_t>(kind)];
-  }
+  MemoryByKind memory = weights_.predicted_memory();
+  memory += gatherer_.predicted_memory();
+  memory += update_.predicted_memory();
   if (context_.training.deterministic) {
     memory[MemoryKind::communication] += deterministic_scratch_bytes(context_.world.size());
   }

@@ -29,11 +29,13 @@ WORKLOADS = {
     "gpt2-t128": ("h200_gpt2_medium_t128", ["workload.recompute=nothing"], 32, ("gpt2", "--length", "128")),
     "vgg16": ("h200_vgg16", [], 64, ("vgg16",)),
 }
+UNDIVIDED = {"pipedream"}  # engines that send a mini-batch through whole
 PYTORCH_PEERS = {"ddp": "ddp", "zero-3": "fsdp"}  # the engine that a variant of PyTorch is the peer of
 
-# What `verify` trains: small, but with every kind of layer, dropout and several micro-batches.
+# What `verify` trains: small, but with every kind of layer, dropout, several micro-batches, and enough heads, layers and channels to
+# be divided over 8 GPUs.
 SMALL = {
-    "gpt2": {"model": "gpt2-tiny", "sequence_length": 64, "dropout": 0.1, "vocabulary_size": 500},
+    "gpt2": {"model": "gpt2-tiny", "sequence_length": 64, "layers": 8, "heads": 8, "dropout": 0.1, "vocabulary_size": 500},
     "vgg16": {"model": "vgg11", "width_multiplier": 0.25, "image_size": 32, "classifier_width": 64, "dropout": 0.2, "classes": 10},
 }
 
@@ -57,6 +59,10 @@ def engines(workload, ranks, micro_batches):
     if ranks >= 4:
         known["megatron-2d"] = {"name": "megatron", "tensor_model_parallel_size": 2}
     return known
+
+
+def micro_batch(engine, samples):
+    return 0 if engine in UNDIVIDED else samples
 
 
 class Bench:
@@ -106,7 +112,7 @@ class Bench:
             return
         config = {"name": "verify", "workload": {**SMALL[kind], "data": "synthetic-learnable", "train_samples": 256, "validation_samples": 8},
                   "engine": block, "device": self.args.device, "comm": self.args.comm if ranks > 1 else "auto",
-                  "training": {"epochs": 1, "global_batch_size": 8 * ranks, "micro_batch_size": 4, "dtype": "fp32",
+                  "training": {"epochs": 1, "global_batch_size": 8 * ranks, "micro_batch_size": micro_batch(engine, 4), "dtype": "fp32",
                                "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}}}
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(config, file)
@@ -122,7 +128,7 @@ class Bench:
         out = os.path.join(self.args.out, f"{workload}-{engine}-n{ranks}")
         command = self.launch(ranks, [
             "run", os.path.join(ROOT, "configs", "bench", config + ".json"), *overrides, f"engine={json.dumps(block)}",
-            f"training.global_batch_size={samples * ranks}", f"training.micro_batch_size={samples}", f"device={self.args.device}",
+            f"training.global_batch_size={samples * ranks}", f"training.micro_batch_size={micro_batch(engine, samples)}", f"device={self.args.device}",
             f"comm={self.args.comm if ranks > 1 else 'auto'}", f"measure.warmup_steps={self.args.warmup}",
             f"measure.max_steps_per_epoch={self.args.warmup + self.args.steps}", *self.args.set, "--out", out, "--force"])
         done = self.run(command)

@@ -29,11 +29,11 @@ class Scaling(harness.Case):
             return json.load(file)
 
     def test_engines_are_verified_timed_and_drawn(self):
-        done = self.measure("--ranks", "1", "2", "--engines", "ddp", "zero-3")
+        done = self.measure("--ranks", "1", "2", "--engines", "ddp", "megatron-intra", "pipedream")
         rows = self.measured()["rows"]
         timed = {(row["engine"], row["ranks"]): row for row in rows if "engine" in row}
-        self.assertEqual(set(timed), {("serial", 1), ("ddp", 2), ("zero-3", 2)})
-        self.assertEqual({row["verified"] for row in rows if "verified" in row}, {"ddp", "zero-3"})
+        self.assertEqual(set(timed), {("serial", 1), ("ddp", 2), ("megatron-intra", 2), ("pipedream", 2)})
+        self.assertEqual({row["verified"] for row in rows if "verified" in row}, {"ddp", "megatron-intra", "pipedream"})
         for (engine, ranks), row in timed.items():
             self.assertIn(engine, done.stdout)
             self.assertAlmostEqual(row["efficiency"] * ranks, row["per_s"] / timed["serial", 1]["per_s"])

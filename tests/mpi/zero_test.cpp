@@ -252,6 +252,22 @@ TEST_CASE("parameters smaller than the number of ranks, and larger than every bu
   }
 }
 
+TEST_CASE("hf-auto takes its sizes from the hidden size, and needs one", "[zero]") {
+  const std::unique_ptr<Experiment> text =
+      make_experiment(test_world(), tiny_config("gpt2"), zero(3, {"engine.preset=hf-auto"}));
+  const std::int64_t h = *text->model.hidden_size;
+  const EngineDescription description = text->engine->describe();
+  CHECK(description.knobs.at("reduce_bucket_size") == std::to_string(h * h));
+  CHECK(description.knobs.at("stage3_prefetch_bucket_size") == std::to_string(9 * h * h / 10));
+  CHECK(description.knobs.at("stage3_param_persistence_threshold") == std::to_string(10 * h));
+
+  const std::unique_ptr<Experiment> told = make_experiment(
+      test_world(), tiny_config("gpt2"), zero(2, {"engine.preset=hf-auto", "engine.reduce_bucket_size=700"}));
+  CHECK(told->engine->describe().knobs.at("reduce_bucket_size") == "700");
+  CHECK_THROWS_WITH(make_experiment(test_world(), tiny_config("vgg"), zero(1, {"engine.preset=hf-auto"})),
+                    ContainsSubstring("hf-auto: needs a hidden size, "));
+}
+
 TEST_CASE("a rank with another plan is named, with both plans, before training", "[zero]") {
   World& world = test_world();
   const bool odd = world.info().rank + 1 == world.info().size;
