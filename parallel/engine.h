@@ -122,6 +122,10 @@ class Engine {
   virtual PassResult run_epoch(const EpochPlan& plan, Observer& observer) = 0;
   virtual PassResult evaluate(const EpochPlan& plan) = 0;
 
+  /// Adds to what ranks measured over a trained plan what follows from the schedule: their stages, idle time in theory
+  /// and by simulation. An engine without a pipeline is never asked.
+  virtual void explain_pipeline(const EpochPlan&, PipelineRecord&) {}
+
   /// Calls `visit` on world rank 0 with every parameter of the dense model, whole, in host memory, in registration
   /// order. Collective.
   using ParameterVisitor = std::function<void(const ParamSpec& spec, int id, const Tensor& values)>;

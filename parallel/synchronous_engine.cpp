@@ -100,6 +100,10 @@ class SynchronousEngine final : public Engine {
     return result;
   }
 
+  void explain_pipeline(const EpochPlan& plan, PipelineRecord& record) override {
+    method_->model().explain_pipeline(plan, record);
+  }
+
   void visit_parameters(const ParameterVisitor& visit) override { method_->model().visit_parameters(visit); }
   std::vector<StateTensor> state() override { return method_->state(); }
   TrainingPosition position() const override { return {.updates = updates_, .loss_scale = scaler_.state()}; }

@@ -42,6 +42,8 @@ class HeldModel {
   /// Where numbers stopped being finite on this rank; empty when they did not.
   virtual std::string describe_nonfinite() = 0;
   virtual void visit_parameters(const Engine::ParameterVisitor& visit) = 0;
+  /// See Engine.
+  virtual void explain_pipeline(const EpochPlan&, PipelineRecord&) {}
 };
 
 /// The part of a synchronous engine that is its own.

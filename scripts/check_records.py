@@ -144,6 +144,16 @@ def spread_errors(value, path):
         yield from spread_errors(item, f"{path}.{key}" if path else key)
 
 
+def pipeline_errors(pipeline):
+    """Where ranks of a pipeline spent their time: all of it, and nothing twice."""
+    for rank in pipeline["ranks"]:
+        parts = [rank[key] for key in ("forward_s", "backward_s", "recompute_s", "optimizer_s", "other_s")]
+        parts += [*rank["wait_s"].values(), *rank["comm_s"].values()]
+        spent, train_s = sum(map(float, parts)), float(rank["train_s"])
+        if abs(spent - train_s) > 1e-6 * train_s:
+            yield f"rank {rank['rank']} of the pipeline spent {spent} of {train_s} s"
+
+
 def epoch_errors(epochs):
     """Order and times over the lines."""
     elapsed_s = 0.0
@@ -158,7 +168,7 @@ def epoch_errors(epochs):
             yield f"step_ms of epoch {epoch['epoch']}: the percentiles are not in order"
         if epoch.get("skipped_steps", 0) > epoch["steps"]:
             yield f"epoch {epoch['epoch']} skipped {epoch['skipped_steps']} of {epoch['steps']} steps"
-        for text in spread_errors(epoch, ""):
+        for text in [*spread_errors(epoch, ""), *pipeline_errors(epoch.get("pipeline", {"ranks": []}))]:
             yield f"epoch {epoch['epoch']}: {text}"
 
 

@@ -36,7 +36,12 @@ class Run {
         progress_(first_rank_, experiment_->config.training.epochs),
         tracer_(measure_.warmup_steps, measure_.trace_steps, *experiment_->device, clock_, experiment_->ledger),
         ranges_(experiment_->device->ranges()),
-        observers_({&tracer_, &ranges_, &progress_, &clock_, &experiment_->ledger}) {}
+        observers_({&tracer_, &ranges_, &progress_, &clock_, &experiment_->ledger}) {
+    experiment_->ledger.tell_waits_to(&clock_);
+  }
+  ~Run() { experiment_->ledger.tell_waits_to(nullptr); }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
 
   int execute() {
     start();
@@ -258,6 +263,7 @@ void Run::finish_epoch(const EpochPlan& plan, const PassResult& trained) {
   const std::vector<RankEpoch> ranks = gather(std::move(mine));
   if (!first_rank_) return;
   last_ = merge(ranks, facts);
+  if (last_.pipeline) experiment_->engine->explain_pipeline(plan, *last_.pipeline);
   if (measure_.raw_steps) writer_->steps(facts.epoch, slowest_step_ms(ranks), mean_exposed_ms(ranks));
   writer_->epoch(last_);
   print_epoch(last_);
@@ -299,6 +305,12 @@ void Run::print_epoch(const EpochRecord& record) const {
   if (record.of_gemm) std::fprintf(stderr, ", %.1f %% of a large product", 100.0 * *record.of_gemm);
   std::fprintf(stderr, "), memory peak %s",
                format_bytes(static_cast<std::int64_t>(record.memory_peak_total_bytes.max)).c_str());
+  if (record.pipeline) {
+    std::fprintf(stderr, ", pipeline idle %.1f %% (%.1f %% with these passes", 100.0 * record.pipeline->idle_fraction,
+                 100.0 * record.pipeline->simulated_idle_fraction);
+    const std::optional<double> ideal = record.pipeline->closed_form_idle_fraction;
+    std::fprintf(stderr, ideal ? ", %.1f %% with equal ones)" : ")", 100.0 * ideal.value_or(0.0));
+  }
   if (record.skipped_steps > 0) {
     std::fprintf(stderr, ", %lld of %lld steps skipped, loss scale %.4g", static_cast<long long>(record.skipped_steps),
                  static_cast<long long>(record.steps), record.loss_scale);

@@ -6,6 +6,7 @@
 
 #include "engine/base/error.h"
 #include "engine/record/json_fields.h"
+#include "engine/record/pipeline_json.h"
 
 namespace pdl {
 namespace {
@@ -315,6 +316,7 @@ std::string to_json_line(const EpochRecord& record) {
       {"library_bytes", record.library_bytes},
       {"data_store_bytes", record.data_store_bytes ? bytes(*record.data_store_bytes) : Json()},
       {"staleness", staleness(record.staleness)},
+      {"pipeline", record.pipeline ? pipeline_json(*record.pipeline) : Json()},
       {"comm", comm(record.comm)},
       {"extrapolated", record.extrapolated},
   };
@@ -341,6 +343,7 @@ EpochRecord epoch_from_json_line(const std::string& line) {
   if (fields.has("skipped_steps")) record.skipped_steps = fields.integer("skipped_steps");
   read_memory(fields, record);
   read_staleness(fields, record);
+  if (fields.has("pipeline")) record.pipeline = read_pipeline(fields.section("pipeline"));
   read_comm(fields, record);
   record.extrapolated = fields.flag("extrapolated");
   return record;

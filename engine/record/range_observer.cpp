@@ -23,10 +23,10 @@ void RangeObserver::phase(Phase phase) {
   in_phase_ = true;
 }
 
-void RangeObserver::task_begin(const char* what, std::int64_t number) {
+void RangeObserver::task_begin(const Task& task) {
   if (ranges_ == nullptr) return;
   close_phase();
-  ranges_->push(str(what, " ", number));
+  ranges_->push(str(kTaskNames[static_cast<int>(task.kind)], " ", task.number));
   ++open_tasks_;
 }
 

@@ -18,7 +18,7 @@ class RangeObserver final : public Observer {
 
   void step_begin() override;
   void phase(Phase phase) override;
-  void task_begin(const char* what, std::int64_t number) override;
+  void task_begin(const Task& task) override;
   void task_end() override;
   void step_end(const StepReport& report) override;
 

@@ -10,7 +10,6 @@
 namespace pdl {
 namespace {
 
-constexpr double kEncodingMark = 20001.0;  // first of all numbers: catches a gather that mixed up its parts
 constexpr double kMsPerS = 1000.0;
 
 // Moments behind the latest whose times are not read yet: more work than a device has queued, so reading never waits.
@@ -36,56 +35,6 @@ class FunctionStopwatch final : public Stopwatch {
   std::vector<double> times_s_;
   std::int64_t marks_ = 0;
 };
-
-/// Reads numbers one after the other and never beyond their end.
-class Numbers {
- public:
-  explicit Numbers(std::span<const double> numbers) : numbers_(numbers) {}
-  double real() {
-    PDL_CHECK(next_ < numbers_.size(), "an encoded epoch ends after ", numbers_.size(), " numbers");
-    return numbers_[next_++];
-  }
-  std::int64_t integer() { return static_cast<std::int64_t>(real()); }
-  /// A count of things that follow.
-  std::size_t count() {
-    const double count = real();
-    PDL_CHECK(count >= 0.0 && count <= static_cast<double>(numbers_.size()), "an encoded epoch counts ", count);
-    return static_cast<std::size_t>(count);
-  }
-
- private:
-  std::span<const double> numbers_;
-  std::size_t next_ = 0;
-};
-
-void append(std::vector<double>& numbers, const MemoryByKind& memory) {
-  for (const std::int64_t bytes : memory.bytes) numbers.push_back(static_cast<double>(bytes));
-}
-
-MemoryByKind read_memory(Numbers& numbers) {
-  MemoryByKind memory;
-  for (std::int64_t& bytes : memory.bytes) bytes = numbers.integer();
-  return memory;
-}
-
-void append(std::vector<double>& numbers, const StalenessRecord& staleness) {
-  numbers.insert(numbers.end(), {static_cast<double>(staleness.stage), static_cast<double>(staleness.updates),
-                                 staleness.samples_per_update, static_cast<double>(staleness.versions),
-                                 staleness.weight_drift, static_cast<double>(staleness.updates_behind.size())});
-  for (const std::int64_t count : staleness.updates_behind) numbers.push_back(static_cast<double>(count));
-}
-
-StalenessRecord read_staleness(Numbers& numbers) {
-  StalenessRecord staleness;
-  staleness.stage = static_cast<int>(numbers.integer());
-  staleness.updates = numbers.integer();
-  staleness.samples_per_update = numbers.real();
-  staleness.versions = static_cast<int>(numbers.integer());
-  staleness.weight_drift = numbers.real();
-  staleness.updates_behind.resize(numbers.count());
-  for (std::int64_t& count : staleness.updates_behind) count = numbers.integer();
-  return staleness;
-}
 
 template <typename Value>
 Spread spread_over(const std::vector<RankEpoch>& ranks, Value value) {
@@ -130,6 +79,23 @@ void merge_times(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
   record.bubble_fraction = record.train_s.mean > 0.0 ? pipeline_s / record.train_s.mean : 0.0;
 }
 
+/// The shares of all ranks' time together.
+void merge_pipeline(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
+  double train_s = 0.0, idle_s = 0.0, useful_s = 0.0;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank].pipeline) continue;
+    if (!record.pipeline) record.pipeline.emplace();
+    PipelineRankRecord& mine = record.pipeline->ranks.emplace_back(*ranks[rank].pipeline);
+    mine.rank = static_cast<int>(rank);
+    train_s += mine.train_s;
+    idle_s += mine.idle_s();
+    useful_s += mine.forward_s + mine.backward_s;
+  }
+  if (!(train_s > 0.0)) return;
+  record.pipeline->idle_fraction = idle_s / train_s;
+  record.pipeline->useful_fraction = useful_s / train_s;
+}
+
 void merge_memory(const std::vector<RankEpoch>& ranks, EpochRecord& record) {
   for (std::size_t kind = 0; kind < kMemoryKinds; ++kind) {
     record.memory_peak_bytes[kind] =
@@ -172,6 +138,21 @@ void merge_efficiency(const EpochFacts& facts, EpochRecord& record) {
   if (facts.recomputed_flops_per_sample) {
     record.hfu = samples_per_peak * (facts.flops_per_sample + *facts.recomputed_flops_per_sample);
   }
+}
+
+/// Where the time of this kind of pass is added up; null for a task that is no pass of a pipeline.
+PassTotal* total_of(const Task& task, std::vector<StagePasses>& passes) {
+  const auto chunk = static_cast<std::size_t>(task.chunk);
+  if (task.kind == TaskKind::micro_batch) return nullptr;
+  if (passes.size() <= chunk) passes.resize(chunk + 1);
+  if (task.kind == TaskKind::forward) return &passes[chunk].forward;
+  if (task.kind == TaskKind::recompute) return &passes[chunk].recompute;
+  return task.kind == TaskKind::backward ? &passes[chunk].backward : &passes[chunk].loss;
+}
+
+double& seconds_of(TaskKind kind, PipelineRankRecord& rank) {
+  if (kind == TaskKind::recompute) return rank.recompute_s;
+  return kind == TaskKind::backward ? rank.backward_s : rank.forward_s;
 }
 
 /// Without the first `warmup` entries.
@@ -224,6 +205,9 @@ double PhaseClock::steady_seconds() {
 
 void PhaseClock::epoch_begin() {
   epoch_ = RankEpoch();
+  if (is_pipeline_) epoch_.pipeline.emplace();
+  tasks_.clear();
+  part_ = SchedulePart::warm_up;
   step_samples_.clear();
   unread_.clear();
   phase_ = Phase::other;
@@ -252,15 +236,37 @@ void PhaseClock::read(const Moment& moment) {
   now_s_ += passed_s;
   epoch_.phase_s[static_cast<std::size_t>(phase_)] += passed_s;
   draw(moment);
-  if (moment.event == Event::task_begin || moment.event == Event::task_end) return;
-  if (moment.event == Event::step_begin) {
-    step_start_s_ = now_s_;
-    return;
-  }
-  phase_ = moment.next;
-  if (moment.event == Event::phase) return;
+  if (epoch_.pipeline) account(moment, passed_s);
+  if (moment.event == Event::step_begin) step_start_s_ = now_s_;
+  if (moment.event == Event::phase || moment.event == Event::step_end) phase_ = moment.next;
+  if (moment.event != Event::step_end) return;
   epoch_.step_ms.push_back((now_s_ - step_start_s_) * kMsPerS);
   step_start_s_ = now_s_;
+}
+
+/// Where the time since the moment before went in a pipeline. What ends a wait says whom it was for; what a pass waits
+/// for is part of how long it takes, but no work.
+void PhaseClock::account(const Moment& moment, double passed_s) {
+  PipelineRankRecord& mine = *epoch_.pipeline;
+  const bool waited = moment.event == Event::wait_end;
+  PassTotal* const pass = tasks_.empty() ? nullptr : total_of(tasks_.back(), mine.passes);
+  if (pass != nullptr) {
+    pass->s += passed_s;
+    (waited ? mine.comm_passes_s : seconds_of(tasks_.back().kind, mine)) += passed_s;
+  } else if (waited && moment.for_neighbour) {
+    mine.wait_s[static_cast<std::size_t>(part_)] += passed_s;
+  } else if (waited || phase_ == Phase::communication) {
+    mine.comm_s += passed_s;
+  } else {
+    (phase_ == Phase::optimizer ? mine.optimizer_s : mine.other_s) += passed_s;
+  }
+
+  if (moment.event == Event::schedule_part) part_ = moment.part;
+  if (moment.event == Event::task_begin) {
+    tasks_.push_back(moment.task);
+    if (PassTotal* const begun = total_of(moment.task, mine.passes)) ++begun->count;
+  }
+  if (moment.event == Event::task_end && !tasks_.empty()) tasks_.pop_back();
 }
 
 /// What ends at this moment goes into the trace, and what begins is remembered for it.
@@ -272,7 +278,9 @@ void PhaseClock::draw(const Moment& moment) {
   }
   const double at_s = stopwatch_->host_s(moment.mark);
   if (moment.event == Event::task_begin) {
-    open_tasks_.emplace_back(str(moment.task, " ", moment.number), at_s);
+    const std::string chunk = moment.task.chunk > 0 ? str(".", moment.task.chunk) : "";
+    const char* const name = kTaskNames[static_cast<int>(moment.task.kind)];
+    open_tasks_.emplace_back(str(name, " ", moment.task.number, chunk), at_s);
     return;
   }
   if (moment.event == Event::task_end) {
@@ -281,24 +289,40 @@ void PhaseClock::draw(const Moment& moment) {
     open_tasks_.pop_back();
     return;
   }
+  if (moment.event != Event::phase && moment.event != Event::step_begin && moment.event != Event::step_end) return;
   if (drawn_from_s_) trace_->span(Trace::Row::steps, kPhaseNames[static_cast<int>(phase_)], *drawn_from_s_, at_s);
   drawn_from_s_ = at_s;
   if (moment.event == Event::phase) return;
   if (moment.event == Event::step_end) {
-    trace_->span(Trace::Row::steps, str("step ", moment.number), step_drawn_from_s_, at_s);
+    trace_->span(Trace::Row::steps, str("step ", moment.step), step_drawn_from_s_, at_s);
   }
   step_drawn_from_s_ = at_s;
 }
 
 void PhaseClock::phase(Phase phase) { note({.event = Event::phase, .next = phase}); }
 
-void PhaseClock::task_begin(const char* what, std::int64_t number) {
-  if (trace_ == nullptr || !trace_->recording()) return;
-  note({.event = Event::task_begin, .task = what, .number = number});
+void PhaseClock::task_begin(const Task& task) {
+  if (hears_tasks()) note({.event = Event::task_begin, .task = task});
 }
 
 void PhaseClock::task_end() {
-  if (trace_ != nullptr && trace_->recording()) note({.event = Event::task_end});
+  if (hears_tasks()) note({.event = Event::task_end});
+}
+
+void PhaseClock::schedule_part(SchedulePart part) {
+  if (!is_pipeline_) {
+    is_pipeline_ = true;
+    epoch_.pipeline.emplace().other_s = now_s_;  // what was read before; the rest is still to be read
+  }
+  note({.event = Event::schedule_part, .part = part});
+}
+
+void PhaseClock::wait_begin() {
+  if (epoch_.pipeline) note({.event = Event::wait_begin});
+}
+
+void PhaseClock::wait_end(bool for_neighbour) {
+  if (epoch_.pipeline) note({.event = Event::wait_end, .for_neighbour = for_neighbour});
 }
 
 void PhaseClock::step_begin() {
@@ -306,7 +330,7 @@ void PhaseClock::step_begin() {
 }
 
 void PhaseClock::step_done(std::int64_t step) {
-  note({.event = Event::step_end, .number = step});
+  note({.event = Event::step_end, .step = step});
   open_steps_ = std::max(open_steps_ - 1, 0);
   ++unreported_steps_;
 }
@@ -323,73 +347,13 @@ RankEpoch PhaseClock::epoch_end() {
   note({.event = Event::phase});
   read_oldest(0);
   epoch_.train_s = now_s_;
+  if (epoch_.pipeline) epoch_.pipeline->train_s = now_s_;
   const auto steps = static_cast<std::int64_t>(step_samples_.size());
   epoch_.warmup_steps = std::clamp<std::int64_t>(steps - 1, 0, std::max<std::int64_t>(warmup_left_, 0));
   warmup_left_ -= epoch_.warmup_steps;
   epoch_.counted_samples =
       std::accumulate(step_samples_.begin() + epoch_.warmup_steps, step_samples_.end(), std::int64_t{0});
-  return std::move(epoch_);
-}
-
-std::vector<double> encode(const RankEpoch& epoch) {
-  std::vector<double> numbers = {kEncodingMark,
-                                 epoch.train_s,
-                                 epoch.eval_s,
-                                 static_cast<double>(epoch.warmup_steps),
-                                 static_cast<double>(epoch.counted_samples),
-                                 static_cast<double>(epoch.memory_peak_total),
-                                 static_cast<double>(epoch.device_memory_used),
-                                 static_cast<double>(epoch.library_bytes),
-                                 static_cast<double>(epoch.data_store)};
-  numbers.insert(numbers.end(), epoch.phase_s.begin(), epoch.phase_s.end());
-  append(numbers, epoch.memory_peak);
-  append(numbers, epoch.memory_predicted);
-  numbers.push_back(static_cast<double>(epoch.step_ms.size()));
-  numbers.insert(numbers.end(), epoch.step_ms.begin(), epoch.step_ms.end());
-  numbers.push_back(static_cast<double>(epoch.step_exposed_ms.size()));
-  numbers.insert(numbers.end(), epoch.step_exposed_ms.begin(), epoch.step_exposed_ms.end());
-  numbers.push_back(static_cast<double>(epoch.comm.size()));
-  for (const auto& [operation, record] : epoch.comm) {
-    numbers.push_back(static_cast<double>(operation.size()));
-    for (const char letter : operation) numbers.push_back(static_cast<unsigned char>(letter));
-    numbers.insert(numbers.end(), {static_cast<double>(record.calls), static_cast<double>(record.bytes), record.busy_s,
-                                   record.exposed_s});
-  }
-  numbers.push_back(epoch.staleness ? 1.0 : 0.0);
-  if (epoch.staleness) append(numbers, *epoch.staleness);
-  return numbers;
-}
-
-RankEpoch decode(std::span<const double> encoded) {
-  Numbers numbers(encoded);
-  PDL_CHECK(numbers.real() == kEncodingMark, "these numbers are no encoded epoch");
-  RankEpoch epoch;
-  epoch.train_s = numbers.real();
-  epoch.eval_s = numbers.real();
-  epoch.warmup_steps = numbers.integer();
-  epoch.counted_samples = numbers.integer();
-  epoch.memory_peak_total = numbers.integer();
-  epoch.device_memory_used = numbers.integer();
-  epoch.library_bytes = numbers.integer();
-  epoch.data_store = numbers.integer();
-  for (double& seconds : epoch.phase_s) seconds = numbers.real();
-  epoch.memory_peak = read_memory(numbers);
-  epoch.memory_predicted = read_memory(numbers);
-  epoch.step_ms.resize(numbers.count());
-  for (double& milliseconds : epoch.step_ms) milliseconds = numbers.real();
-  epoch.step_exposed_ms.resize(numbers.count());
-  for (double& milliseconds : epoch.step_exposed_ms) milliseconds = numbers.real();
-  for (std::size_t operations = numbers.count(); operations > 0; --operations) {
-    std::string operation(numbers.count(), ' ');
-    for (char& letter : operation) letter = static_cast<char>(numbers.integer());
-    CommRecord& record = epoch.comm[operation];
-    record.calls = numbers.integer();
-    record.bytes = numbers.integer();
-    record.busy_s = numbers.real();
-    record.exposed_s = numbers.real();
-  }
-  if (numbers.count() > 0) epoch.staleness = read_staleness(numbers);
-  return epoch;
+  return std::exchange(epoch_, {});
 }
 
 std::vector<double> slowest_step_ms(const std::vector<RankEpoch>& ranks) {
@@ -433,6 +397,7 @@ EpochRecord merge(const std::vector<RankEpoch>& ranks, const EpochFacts& facts) 
   merge_times(ranks, record);
   merge_memory(ranks, record);
   merge_comm(ranks, record);
+  merge_pipeline(ranks, record);
   for (const RankEpoch& rank : ranks) {  // the replicas of a stage all have its numbers
     const bool is_new =
         rank.staleness && (record.staleness.empty() || record.staleness.back().stage < rank.staleness->stage);

@@ -37,6 +37,8 @@ struct RankEpoch {
   std::vector<double> step_exposed_ms;    ///< of it exposed communication; empty when nobody measured it
   std::int64_t warmup_steps = 0;          ///< how many of them, from the start, do not count
   std::int64_t counted_samples = 0;       ///< global samples of the steps that count
+  /// Of a rank in a pipeline; which rank and stage that is the clock does not know.
+  std::optional<PipelineRankRecord> pipeline;
 
   // For the caller to fill in.
   double eval_s = 0.0;
@@ -70,9 +72,12 @@ class PhaseClock final : public Observer {
 
   void step_begin() override;
   void phase(Phase phase) override;
-  /// Tasks matter to a trace only.
-  void task_begin(const char* what, std::int64_t number) override;
+  /// Outside pipelines tasks matter to a trace only, and waits to nobody.
+  void task_begin(const Task& task) override;
   void task_end() override;
+  void schedule_part(SchedulePart part) override;
+  void wait_begin() override;
+  void wait_end(bool for_neighbour) override;
   /// A step lasts from its step_begin or, when steps overlap, from the end of the step before; to step_done or, without
   /// it, to its report.
   void step_done(std::int64_t step) override;
@@ -88,20 +93,24 @@ class PhaseClock final : public Observer {
   static double steady_seconds();
 
  private:
-  enum class Event { phase, task_begin, task_end, step_begin, step_end };
+  enum class Event { phase, task_begin, task_end, schedule_part, wait_begin, wait_end, step_begin, step_end };
   /// What happened at a mark, until its time is read.
   struct Moment {
     std::int64_t mark = 0;
     Event event = Event::phase;
     Phase next = Phase::other;  ///< from here on
-    const char* task = "";      ///< that begins
-    std::int64_t number = 0;    ///< of the task or step
+    Task task = {};             ///< that begins
+    SchedulePart part = SchedulePart::warm_up;
+    bool for_neighbour = false;
+    std::int64_t step = 0;
     bool traced = false;
   };
   void note(Moment moment);
   void read_oldest(std::size_t keep);
   void read(const Moment& moment);
   void draw(const Moment& moment);
+  void account(const Moment& moment, double passed_s);
+  bool hears_tasks() const { return epoch_.pipeline || (trace_ != nullptr && trace_->recording()); }
 
   std::unique_ptr<Stopwatch> stopwatch_;
   std::int64_t warmup_left_;
@@ -115,6 +124,10 @@ class PhaseClock final : public Observer {
   std::int64_t mark_ = 0;
   Phase phase_ = Phase::other;
   double now_s_ = 0.0, step_start_s_ = 0.0;
+  bool is_pipeline_ = false;  ///< as was said in some epoch; while one is under way, epoch_.pipeline is there
+  // As of that moment, in a pipeline.
+  SchedulePart part_ = SchedulePart::warm_up;
+  std::vector<Task> tasks_;  ///< under way
   // For the trace: since when, on the host's clock, the phase, the step and the tasks under way last.
   Trace* trace_ = nullptr;
   std::optional<double> drawn_from_s_;
@@ -122,11 +135,13 @@ class PhaseClock final : public Observer {
   std::vector<std::pair<std::string, double>> open_tasks_;
 };
 
+// --- epoch_encoding.cpp
 /// A RankEpoch as numbers only, so that one gather brings all ranks together. Lengths differ between ranks; zeros
 /// behind the end are ignored by `decode`, so pad to the longest.
 std::vector<double> encode(const RankEpoch& epoch);
 /// Throws Error(internal) when the numbers are no encoded epoch.
 RankEpoch decode(std::span<const double> numbers);
+// ---
 
 /// What is the same on every rank.
 struct EpochFacts {

@@ -12,6 +12,7 @@
 
 #include "engine/device/device_state.h"
 #include "engine/device/memory_tracker.h"
+#include "engine/record/observer.h"
 
 namespace pdl {
 
@@ -48,6 +49,42 @@ struct StalenessRecord {
   double weight_drift = 0.0;  ///< |newest - oldest| / |oldest| of these weights, Euclidean; 0 with one version
 };
 
+/// How often a rank made one kind of pass over a virtual stage, and how long that took in all, with what it waited for.
+struct PassTotal {
+  std::int64_t count = 0;
+  double s = 0.0;
+  double mean_s() const { return count > 0 ? s / static_cast<double>(count) : 0.0; }
+};
+struct StagePasses {
+  PassTotal forward{}, recompute{}, backward{}, loss{};  ///< loss: computed apart, over outputs that were gathered
+};
+
+/// Where one rank's training time of an epoch went in a pipeline: seconds that add up to train_s.
+struct PipelineRankRecord {
+  int rank = 0, stage = 0, replica = 0;
+  double train_s = 0.0;
+  double forward_s = 0.0, backward_s = 0.0, recompute_s = 0.0;  ///< of passes, without what they waited for
+  std::array<double, kScheduleParts> wait_s{};  ///< for neighbours in the pipeline, by part of the schedule
+  double comm_passes_s = 0.0;                   ///< waiting for other communication within passes
+  double comm_s = 0.0;                          ///< likewise outside, with phases that do nothing else
+  double optimizer_s = 0.0, other_s = 0.0;
+  std::vector<StagePasses> passes = {};  ///< by virtual stage of the rank
+
+  double idle_s() const { return wait_s[0] + wait_s[1] + wait_s[2] + comm_s; }
+};
+
+/// A pipeline's epoch as measured, and what its schedule says about it.
+struct PipelineRecord {
+  double idle_fraction = 0.0;    ///< of the ranks' time: waiting outside passes
+  double useful_fraction = 0.0;  ///< forward and backward: what a single rank would have to do too
+  /// Idle in theory, if all stages took the same time and nothing else any. Empty where there is no formula.
+  std::optional<double> closed_form_idle_fraction;
+  /// The schedule with the passes and updates that each stage had on average, messages taking no time.
+  double simulated_idle_fraction = 0.0, simulated_useful_fraction = 0.0, simulated_s = 0.0;
+  std::optional<double> planned_s;  ///< the same with the costs that the stages were cut by, where these are times
+  std::vector<PipelineRankRecord> ranks = {};
+};
+
 /// One line of epochs.jsonl.
 struct EpochRecord {
   std::int64_t epoch = 0, steps = 0, samples = 0, tokens = 0;
@@ -77,6 +114,7 @@ struct EpochRecord {
   std::int64_t library_bytes = 0;             ///< device memory of libraries and reductions, outside the arena
   std::optional<Spread> data_store_bytes;     ///< host memory of samples; empty without a data store
   std::vector<StalenessRecord> staleness;     ///< by stage; empty when no weights are ever stale
+  std::optional<PipelineRecord> pipeline;     ///< empty without a pipeline of several stages
   std::map<std::string, CommRecord> comm;     ///< keyed by "axis.operation"
   bool extrapolated = false;                  ///< epoch_s was extrapolated from measured steps
 };

@@ -65,7 +65,9 @@ void add_speed(const StoredRun& run, ReportRow& row) {
   row.tokens_per_s = median_over(epochs, [](const EpochRecord& epoch) { return at_median(epoch, epoch.tokens_per_s); });
   row.epoch_s = median_over(epochs, [](const EpochRecord& epoch) { return epoch.epoch_s; });
   for (const EpochRecord& epoch : epochs) row.extrapolated = row.extrapolated || epoch.extrapolated;
-  if (!ranks_share_an_accelerator(run.document.run)) add_efficiency(epochs, row);
+  if (ranks_share_an_accelerator(run.document.run)) return;
+  add_efficiency(epochs, row);
+  row.pipeline = summarize_pipeline(epochs);
 }
 
 void add_quality_and_memory(const std::vector<EpochRecord>& epochs, ReportRow& row) {
@@ -123,6 +125,11 @@ const std::set<std::string> kNumberColumns = {"ranks",   "epochs",      "step ms
                                               "s/epoch", "peak memory", "predicted", "exposed comm"};
 const std::set<std::string> kRareColumns = {"mfu", "palm", "hfu", "of gemm"};  // left out when no run has them
 
+/// Parts of the ranks' time, and seconds of an epoch. steady, drain: waiting, as warm-up is.
+const Cells kPipelineHeader = {"pipeline",       "forward", "backward", "recompute",   "warm-up",
+                               "steady",         "drain",   "comm",     "update",      "idle",
+                               "simulated idle", "theory",  "train s",  "simulated s", "planned s"};
+
 /// The run's name, or its directory when several runs have the same name.
 std::string run_cell(const Report& report, const ReportRow& row) {
   const auto namesakes = std::count_if(report.rows.begin(), report.rows.end(),
@@ -161,7 +168,7 @@ std::string table_line(const Cells& cells, const Cells& header, const std::vecto
   std::string line;
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const std::string padding(widths[i] - width_of(cells[i]), ' ');
-    const bool right = kNumberColumns.count(header[i]) > 0;
+    const bool right = kNumberColumns.count(header[i]) > 0 || (i > 0 && header.front() == kPipelineHeader.front());
     line += (i == 0 ? "" : "  ") + (right ? padding + cells[i] : cells[i] + padding);
   }
   line.erase(line.find_last_not_of(' ') + 1);
@@ -178,6 +185,40 @@ void drop_empty_columns(std::vector<Cells>& lines) {
   }
 }
 
+/// The first line is the header.
+std::string aligned(std::vector<Cells> lines) {
+  std::vector<std::size_t> widths(lines.front().size(), 0);
+  for (const Cells& cells : lines) {
+    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], width_of(cells[i]));
+  }
+  Cells rule;
+  for (const std::size_t width : widths) rule.push_back(std::string(width, '-'));
+  lines.insert(lines.begin() + 1, rule);
+  std::string text;
+  for (const Cells& cells : lines) text += table_line(cells, lines.front(), widths);
+  return text;
+}
+
+/// Where the ranks of pipelines spent their time; empty when no run has one.
+std::string pipeline_table(const Report& report) {
+  std::vector<Cells> lines = {kPipelineHeader};
+  for (const ReportRow& row : report.rows) {
+    if (!row.pipeline) continue;
+    const PipelineSummary& sum = *row.pipeline;
+    lines.push_back({run_cell(report, row)});
+    for (const double share : {sum.forward, sum.backward, sum.recompute, sum.warm_up, sum.steady, sum.drain, sum.comm,
+                               sum.update, sum.idle, sum.simulated_idle}) {
+      lines.back().push_back(share_cell(share));
+    }
+    lines.back().push_back(share_cell(sum.closed_form_idle));
+    for (const std::optional<double> seconds :
+         {std::optional(sum.train_s), std::optional(sum.simulated_s), sum.planned_s}) {
+      lines.back().push_back(optional_cell(seconds));
+    }
+  }
+  return lines.size() > 1 ? "\n" + aligned(std::move(lines)) : "";
+}
+
 std::string format_table(const Report& report) {
   std::vector<Cells> lines = {kTableHeader};
   bool synthetic = false, extrapolated = false, shared = false;
@@ -188,21 +229,14 @@ std::string format_table(const Report& report) {
     shared = shared || row.ranks_per_device > 1;
   }
   drop_empty_columns(lines);
-  std::vector<std::size_t> widths(lines.front().size(), 0);
-  for (const Cells& cells : lines) {
-    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], width_of(cells[i]));
-  }
-  Cells rule;
-  for (const std::size_t width : widths) rule.push_back(std::string(width, '-'));
-  lines.insert(lines.begin() + 1, rule);
-  std::string text;
-  for (const Cells& cells : lines) text += table_line(cells, lines.front(), widths);
+  std::string text = aligned(std::move(lines));
   for (const ReportRow& row : report.rows) {
     if (!row.reason.empty()) text += str(run_cell(report, row), ": ", row.reason, "\n");
   }
   if (synthetic) text += "* synthetic data\n";
   if (extrapolated) text += "~ extrapolated from part of an epoch\n";
   if (shared) text += "! ranks share a GPU: right, but no measure of speed; efficiency and overlap are withheld\n";
+  text += pipeline_table(report);
   return text;
 }
 
@@ -219,38 +253,49 @@ Field number_field(const char* name, const std::optional<double>& value) {
   return {name, value ? json_number(*value) : ""};
 }
 
+std::optional<double> of_pipeline(const ReportRow& row, double PipelineSummary::*value) {
+  return row.pipeline ? std::optional((*row.pipeline).*value) : std::nullopt;
+}
+
 std::vector<Field> fields_of(const ReportRow& row) {
-  return {{"directory", row.directory, true},
-          {"run", row.name, true},
-          {"engine", row.engine, true},
-          {"model", row.model, true},
-          {"ranks", str(row.ranks)},
-          {"dtype", row.dtype, true},
-          {"comm", row.comm, true},
-          {"ranks_per_device", str(row.ranks_per_device)},
-          {"data", row.data, true},
-          {"synthetic_data", row.synthetic_data ? "true" : "false"},
-          {"epochs", str(row.epochs)},
-          {"epochs_planned", str(row.epochs_planned)},
-          {"status", row.status, true},
-          {"reason", row.reason, true},
-          number_field("step_ms", row.step_ms),
-          number_field("samples_per_s", row.samples_per_s),
-          number_field("tokens_per_s", row.tokens_per_s),
-          number_field("mfu", row.mfu),
-          number_field("mfu_palm", row.mfu_palm),
-          number_field("hfu", row.hfu),
-          number_field("of_gemm", row.of_gemm),
-          number_field("epoch_s", row.epoch_s),
-          {"extrapolated", row.extrapolated ? "true" : "false"},
-          {"val_metric_name", row.val_metric_name, true},
-          number_field("val_metric", row.val_metric),
-          number_field("memory_peak_bytes", row.memory_peak_bytes),
-          number_field("memory_predicted_bytes", row.memory_predicted_bytes),
-          number_field("device_memory_used_bytes", row.device_memory_used_bytes),
-          number_field("library_bytes", row.library_bytes),
-          number_field("comm_exposed_share", row.comm_exposed_share),
-          number_field("comm_overlap", row.comm_overlap)};
+  return {
+      {"directory", row.directory, true},
+      {"run", row.name, true},
+      {"engine", row.engine, true},
+      {"model", row.model, true},
+      {"ranks", str(row.ranks)},
+      {"dtype", row.dtype, true},
+      {"comm", row.comm, true},
+      {"ranks_per_device", str(row.ranks_per_device)},
+      {"data", row.data, true},
+      {"synthetic_data", row.synthetic_data ? "true" : "false"},
+      {"epochs", str(row.epochs)},
+      {"epochs_planned", str(row.epochs_planned)},
+      {"status", row.status, true},
+      {"reason", row.reason, true},
+      number_field("step_ms", row.step_ms),
+      number_field("samples_per_s", row.samples_per_s),
+      number_field("tokens_per_s", row.tokens_per_s),
+      number_field("mfu", row.mfu),
+      number_field("mfu_palm", row.mfu_palm),
+      number_field("hfu", row.hfu),
+      number_field("of_gemm", row.of_gemm),
+      number_field("epoch_s", row.epoch_s),
+      {"extrapolated", row.extrapolated ? "true" : "false"},
+      {"val_metric_name", row.val_metric_name, true},
+      number_field("val_metric", row.val_metric),
+      number_field("memory_peak_bytes", row.memory_peak_bytes),
+      number_field("memory_predicted_bytes", row.memory_predicted_bytes),
+      number_field("device_memory_used_bytes", row.device_memory_used_bytes),
+      number_field("library_bytes", row.library_bytes),
+      number_field("comm_exposed_share", row.comm_exposed_share),
+      number_field("comm_overlap", row.comm_overlap),
+      number_field("pipeline_idle_fraction", of_pipeline(row, &PipelineSummary::idle)),
+      number_field("pipeline_useful_fraction", of_pipeline(row, &PipelineSummary::useful)),
+      number_field("pipeline_simulated_idle_fraction", of_pipeline(row, &PipelineSummary::simulated_idle)),
+      number_field("pipeline_closed_form_idle_fraction", row.pipeline ? row.pipeline->closed_form_idle : std::nullopt),
+      number_field("pipeline_simulated_s", of_pipeline(row, &PipelineSummary::simulated_s)),
+      number_field("pipeline_planned_s", row.pipeline ? row.pipeline->planned_s : std::nullopt)};
 }
 
 /// RFC 4180: quotes only where they are needed.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/record/pipeline_summary.h"
 #include "engine/record/stored_run.h"
 
 namespace pdl {
@@ -34,6 +35,7 @@ struct ReportRow {
   /// Exposed communication as a part of the median step (of training time in older records), and how much of
   /// communication was hidden, 1 - exposed / busy; withheld when ranks share an accelerator.
   std::optional<double> comm_exposed_share, comm_overlap;
+  std::optional<PipelineSummary> pipeline;  ///< of a run with one; withheld likewise
 };
 
 struct Report {

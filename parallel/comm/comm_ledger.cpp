@@ -42,12 +42,13 @@ void CommLedger::anchor() {
 CommLedger::Wait CommLedger::begin_wait(const Stream& stream) {
   Wait wait;
   wait.traced = tracing();
-  if (!in_streams()) {
-    wait.host_s = steady_seconds();
-  } else if (&stream == &device_->compute_stream()) {
+  wait.counts = !in_streams() || &stream == &device_->compute_stream();
+  if (!wait.counts) return wait;
+  if (listener_ != nullptr) listener_->wait_begin();
+  if (in_streams()) {
     wait.mark = compute_->mark();
   } else {
-    wait.counts = false;
+    wait.host_s = steady_seconds();
   }
   return wait;
 }
@@ -57,11 +58,12 @@ void CommLedger::end_wait(const std::string& key, const Wait& wait, bool is_all_
   const auto step = static_cast<std::int64_t>(step_exposed_s_.size()) - 1;
   if (in_streams()) {
     keep({key, compute_, wait.mark, compute_->mark(), 0, step, is_all_that_is_known, wait.traced});
-    return;
+  } else {
+    const double end_s = steady_seconds();
+    add_exposed(key, step, end_s - wait.host_s);
+    if (wait.traced) trace_->span(Trace::Row::waits, key, wait.host_s, end_s);
   }
-  const double end_s = steady_seconds();
-  add_exposed(key, step, end_s - wait.host_s);
-  if (wait.traced) trace_->span(Trace::Row::waits, key, wait.host_s, end_s);
+  if (listener_ != nullptr) listener_->wait_end(key.starts_with("pp."));
 }
 
 void CommLedger::ran_in_stream(const std::string& key, std::shared_ptr<Stopwatch> watch, std::int64_t from,

@@ -44,6 +44,8 @@ class CommLedger final : public Observer {
   void measure_on(Device& device);
   /// Spans go there too while it records; null: nowhere.
   void trace_to(Trace* trace) { trace_ = trace; }
+  /// Hears of the waits that count, as they are queued; null: nobody.
+  void tell_waits_to(Observer* listener) { listener_ = listener; }
   /// See Stopwatch::anchor; before a trace begins.
   void anchor();
 
@@ -97,6 +99,7 @@ class CommLedger final : public Observer {
   std::shared_ptr<Stopwatch> compute_;  ///< null: the host's clock tells
   std::vector<std::weak_ptr<Stopwatch>> watches_;
   Trace* trace_ = nullptr;
+  Observer* listener_ = nullptr;
   CommCounts counts_;
   std::deque<Span> unread_;
   std::vector<double> step_exposed_s_ = {0.0};  ///< the last entry is of the step under way

@@ -47,6 +47,7 @@
 #include <numeric>
 
 #include "parallel/pipeline/async_pipeline.h"
+#include "parallel/pipeline/pipeline_forecast.h"
 #include "parallel/pipeline/schedule_timeline.h"
 #include "parallel/pipeline/stage_tables.h"
 #include "parallel/sync/startup.h"
@@ -125,6 +126,7 @@ class Pipedream final : public Engine {
     return pipeline_.run_epoch(plan, observer);
   }
   PassResult evaluate(const EpochPlan& plan) override { return pipeline_.evaluate(plan); }
+  void explain_pipeline(const EpochPlan& plan, PipelineRecord& record) override;
   void visit_parameters(const ParameterVisitor& visit) override { pipeline_.visit_parameters(visit); }
   std::vector<StateTensor> state() override { return pipeline_.state(); }
   TrainingPosition position() const override { return pipeline_.position(); }
@@ -268,6 +270,14 @@ Prediction Pipedream::predict() const {
                        shown, simulate(shown, stage_costs)));
   prediction.warnings = warnings();
   return prediction;
+}
+
+void Pipedream::explain_pipeline(const EpochPlan& plan, PipelineRecord& record) {
+  const int units = UnitPlan(plan, knobs_.units_per_step(), options_.multiple()).units();
+  if (units == 0) return;
+  const int fills = knobs_.mode == "flush" ? units / knobs_.micro_batches : 1;
+  forecast_epoch(pipeline_.plan(), {{.schedule = pipeline_.plan().training(units), .fills = fills}},
+                 knobs_.profile.empty() ? std::vector<LayerCost>() : costs_, record);
 }
 
 std::unique_ptr<Engine> make_pipedream(const EngineContext& context, const ConfigReader& reader) {

@@ -148,7 +148,8 @@ class Torchgpipe final : public StepMethod {
         .gathered_loss = !knobs_.loss_in_pipeline,
         .schedule = [stages = stages(), mode = checkpoint_of(knobs_.checkpoint), gathered = !knobs_.loss_in_pipeline](
                         int micro_batches) { return fill_drain(stages, micro_batches, mode, gathered); },
-        .grid = ProcessGrid({.pp = stages()})};
+        .grid = ProcessGrid({.pp = stages()}),
+        .layer_seconds = knobs_.profile.empty() ? std::vector<LayerCost>() : costs_};
   }
 
   const EngineContext& context_;

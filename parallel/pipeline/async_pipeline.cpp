@@ -191,7 +191,9 @@ MicroBatch AsyncPipeline::load(int unit) {
   if (pass_.training) {
     collect_steps(unit);
     begin_steps(step);
+    if (update_.tied().copies()) pass_.observer->phase(Phase::optimizer);
     apply_totals(pass_.owner_versions[static_cast<std::size_t>(unit)]);
+    pass_.observer->phase(Phase::data);
     pass_.loading = unit;
   }
   MicroBatch batch = feeder_->next(context_.device.compute_stream(), steps_done_ + step);

@@ -1,6 +1,8 @@
 #include "parallel/pipeline/pipeline_executor.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <utility>
 
 namespace pdl {
@@ -28,6 +30,26 @@ Phase phase_of(Act act) {
 bool is_pass(Act act) {
   return act == Act::forward || act == Act::recompute || act == Act::loss || act == Act::backward;
 }
+
+TaskKind task_of(Act act) {
+  if (act == Act::forward) return TaskKind::forward;
+  if (act == Act::recompute) return TaskKind::recompute;
+  return act == Act::backward ? TaskKind::backward : TaskKind::loss;
+}
+
+/// Says that a pass is under way as long as this lives. What the pass needs is there.
+class AnnouncedPass {
+ public:
+  AnnouncedPass(Observer& observer, const Action& action) : observer_(observer) {
+    observer_.task_begin({.kind = task_of(action.act), .number = action.micro_batch, .chunk = action.chunk});
+  }
+  ~AnnouncedPass() { observer_.task_end(); }
+  AnnouncedPass(const AnnouncedPass&) = delete;
+  AnnouncedPass& operator=(const AnnouncedPass&) = delete;
+
+ private:
+  Observer& observer_;
+};
 
 bool is_first_stage(const Schedule& schedule, int rank, int chunk) { return schedule.virtual_stage(rank, chunk) == 0; }
 bool is_last_stage(const Schedule& schedule, int rank, int chunk) {
@@ -108,14 +130,19 @@ void PipelineExecutor::prepare(std::unique_ptr<Communicator> activations, std::u
 }
 
 void PipelineExecutor::run(const Schedule& schedule, int rank, PipelineHost& host, Observer& observer, bool training) {
-  Run run{.schedule = schedule, .rank = rank, .host = host, .training = training};
+  Run run{.schedule = schedule, .rank = rank, .host = host, .observer = observer, .training = training};
   begin(run);
   const std::vector<Action>& actions = schedule.ranks[static_cast<std::size_t>(rank)].actions;
   Stream& stream = device_.compute_stream();
   Phase phase = Phase::other;
+  std::optional<SchedulePart> part;
   for (std::size_t place = 0; place < actions.size(); ++place) {
     const Action& action = actions[place];
     if (action.micro_batch >= run.limit) continue;
+    const SchedulePart here = place > run.last_forward_place      ? SchedulePart::drain
+                              : place <= run.first_backward_place ? SchedulePart::warm_up
+                                                                  : SchedulePart::steady;
+    if (training && schedule.stages > 1 && here != part) observer.schedule_part(*(part = here));
     if (phase_of(action.act) != phase) observer.phase(phase = phase_of(action.act));
     inputs_.post(*activations_, stream);
     output_gradients_.post(*gradients_, stream);
@@ -142,13 +169,18 @@ void PipelineExecutor::begin(Run& run) {
   if (run.training) {
     for (std::vector<char>& touched : touched_) touched.assign(touched.size(), 0);
   }
+  run.first_backward_place = std::numeric_limits<std::size_t>::max();
   std::vector<Expected> inputs, gradients;
   const std::vector<Action>& actions = run.schedule.ranks[static_cast<std::size_t>(run.rank)].actions;
   for (std::size_t place = 0; place < actions.size(); ++place) {
     const Action& action = actions[place];
     const Stage& stage = part(action).stage;
     if (is_pass(action.act)) run.last_pass[static_cast<std::size_t>(action.micro_batch)] = place;
-    if (action.act == Act::backward) run.last_backward[static_cast<std::size_t>(action.chunk)] = action.micro_batch;
+    if (action.act == Act::forward) run.last_forward_place = place;
+    if (action.act == Act::backward) {
+      run.last_backward[static_cast<std::size_t>(action.chunk)] = action.micro_batch;
+      run.first_backward_place = std::min(run.first_backward_place, place);
+    }
     if (action.act == Act::receive_activation) {
       inputs.push_back(
           {action.peer, tag_of(action), action.chunk, stage.input_spec(run.host.samples(action.micro_batch))});
@@ -225,6 +257,7 @@ void PipelineExecutor::pass_forward(Run& run, const Action& action, const Tensor
   MicroBatch batch = here.batch;
   batch.metrics = metrics;
   StagePart& mine = part(action);
+  const AnnouncedPass announced(run.observer, action);
   here.y = mine.stage.forward(mine.store, run.host.values(action.chunk, action.version), room.slots[slot], batch,
                               here.x, run.training);
 }
@@ -257,6 +290,7 @@ void PipelineExecutor::recompute(Run& run, const Action& action) {
 void PipelineExecutor::loss(Run& run, const Action& action) {
   const Passage& here = passage(run, action);
   StagePart& last = *parts_.back();
+  const AnnouncedPass announced(run.observer, action);
   last.stage.forward(last.store, last.store.values(), rooms_.back().slots[0], here.batch, here.dy, run.training);
 }
 
@@ -267,8 +301,11 @@ void PipelineExecutor::backward(Run& run, const Action& action) {
   MicroBatch batch = here.batch;
   GradientListener* const listener =
       run.last_backward[chunk] == action.micro_batch ? run.host.listener(action.chunk) : nullptr;
-  here.dx = mine.stage.backward(mine.store, run.host.values(action.chunk, action.version), mine.store.grads(),
-                                touched_[chunk], rooms_[chunk].slots[slot], batch, here.x, here.dy, listener);
+  {
+    const AnnouncedPass announced(run.observer, action);
+    here.dx = mine.stage.backward(mine.store, run.host.values(action.chunk, action.version), mine.store.grads(),
+                                  touched_[chunk], rooms_[chunk].slots[slot], batch, here.x, here.dy, listener);
+  }
   rooms_[chunk].taken[slot] = 0;
   ++counts_.backwards;
   if (!is_first_stage(run.schedule, run.rank, action.chunk)) inputs_.release(here.x);

@@ -93,13 +93,15 @@ class PipelineExecutor {
     const Schedule& schedule;
     int rank = 0;
     PipelineHost& host;
+    Observer& observer;
     bool training = true;
     std::vector<Passage> passages = {};       ///< by micro-batch, then chunk
     std::vector<std::size_t> last_pass = {};  ///< by micro-batch: place in the list
     std::vector<int> saves = {};              ///< by chunk: passes that took a slot so far
     std::vector<int> last_backward = {};      ///< by chunk: micro-batch
-    std::int64_t gathered = 0;                ///< samples whose outputs are gathered so far
-    int limit = INT_MAX;                      ///< as the host last said
+    std::size_t first_backward_place = 0, last_forward_place = 0;
+    std::int64_t gathered = 0;  ///< samples whose outputs are gathered so far
+    int limit = INT_MAX;        ///< as the host last said
   };
   /// Slots of a part.
   struct Room {

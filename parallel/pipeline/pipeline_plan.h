@@ -28,7 +28,8 @@ struct PipelineOptions {
   /// Where ranks stand: along pp the ranks of one pipeline, dp replicas of the pipeline, tp divide the layers of a
   /// stage.
   ProcessGrid grid{GridSize{}};
-  const LayerFactory* factory = nullptr;  ///< makes this rank's layers; null: dense ones. Outlives the plan
+  std::vector<LayerCost> layer_seconds = {};  ///< for a micro-batch, where the cut was made by times; else empty
+  const LayerFactory* factory = nullptr;      ///< makes this rank's layers; null: dense ones. Outlives the plan
 };
 
 /// A parameter that two stages hold, each in its own store: equal at the start, and equal for ever when both are

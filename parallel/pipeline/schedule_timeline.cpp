@@ -55,11 +55,11 @@ class Clockwork {
     } else if (action.act == Act::send_activation || action.act == Act::send_gradient) {
       const int target = stage + (gradient ? -1 : 1);
       arrivals_[{target, action.micro_batch, gradient}] = now + cost(std::min(stage, target)).transfer;
-    } else if (is_pass(action.act)) {
+    } else {
       const double duration = duration_of(action.act, cost(stage));
       now += duration;
       timeline_.computing += duration;
-      if (action.act != Act::recompute) timeline_.useful += duration;
+      if (action.act != Act::recompute && action.act != Act::update) timeline_.useful += duration;
     }
     timeline_.ranks[static_cast<std::size_t>(rank)].push_back({begin, now});
     return true;
@@ -67,8 +67,20 @@ class Clockwork {
 
   const StageCost& cost(int stage) const { return costs_[static_cast<std::size_t>(stage)]; }
   static double duration_of(Act act, const StageCost& cost) {
-    if (act == Act::forward) return cost.forward;
-    return act == Act::backward ? cost.backward : cost.recompute;
+    switch (act) {
+      case Act::forward:
+        return cost.forward;
+      case Act::recompute:
+        return cost.recompute;
+      case Act::loss:
+        return cost.loss;
+      case Act::backward:
+        return cost.backward;
+      case Act::update:
+        return cost.update;
+      default:
+        return 0.0;
+    }
   }
 
   const Schedule& schedule_;

@@ -13,6 +13,8 @@ namespace pdl {
 struct StageCost {
   double forward = 1.0, backward = 2.0, recompute = 1.0;
   double transfer = 0.0;  ///< of its activation to the next stage, and of that one's gradient back
+  double loss = 0.0;      ///< where it is computed apart
+  double update = 0.0;    ///< of the rank's weights: counts for the rank's first virtual stage
 };
 
 struct TimeSpan {
@@ -24,8 +26,8 @@ struct TimeSpan {
 struct Timeline {
   std::vector<std::vector<TimeSpan>> ranks;
   double makespan = 0.0;
-  double computing = 0.0;  ///< forward, backward and recomputation, mean over ranks
-  double useful = 0.0;     ///< forward and backward only, mean over ranks
+  double computing = 0.0;  ///< passes and updates, mean over ranks
+  double useful = 0.0;     ///< forward, loss and backward only, mean over ranks
   /// Part of the ranks' time in which they wait. Recomputation counts as work, so a schedule that recomputes while it
   /// waits looks better by this number than by the next.
   double idle_fraction() const { return 1.0 - computing / makespan; }
@@ -33,8 +35,8 @@ struct Timeline {
   double useful_fraction() const { return useful / makespan; }
 };
 
-/// `costs` has an entry for each virtual stage. The schedule passes its check. Reductions, updates and gathered losses
-/// take no time, sends never wait.
+/// `costs` has an entry for each virtual stage. The schedule passes its check. Reductions take no time, sends never
+/// wait.
 Timeline simulate(const Schedule& schedule, const std::vector<StageCost>& costs);
 
 /// One line for each rank: what it does when, on a scale on which the shortest pass has room for its name where `width`

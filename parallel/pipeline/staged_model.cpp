@@ -2,6 +2,7 @@
 
 #include "parallel/comm/self_communicator.h"
 #include "parallel/comm/world.h"
+#include "parallel/pipeline/pipeline_forecast.h"
 
 namespace pdl {
 
@@ -102,6 +103,21 @@ MicroBatch StagedModel::load(int) {
         order_.loss_scale / static_cast<double>(order_.global_samples * context_.model.predictions_per_sample);
   }
   return batch;
+}
+
+/// Steps of fewer samples may have fewer micro-batches. The first replica has most.
+void StagedModel::explain_pipeline(const EpochPlan& plan, PipelineRecord& record) {
+  std::map<int, std::int64_t> steps;  // by micro-batches
+  for (std::int64_t step = 0; step < plan.steps(); ++step) {
+    const auto samples = static_cast<std::int64_t>(plan.step_ids(step).size());
+    const Part share = split_evenly(samples, plan_.grid().size().dp, 0);
+    ++steps[static_cast<int>(cut_step(share.count, plan_.options().micro_batches).size())];
+  }
+  std::vector<ScheduleRun> runs;
+  for (const auto& [micro_batches, times] : steps) {
+    runs.push_back({.schedule = plan_.training(micro_batches), .times = times});
+  }
+  forecast_epoch(plan_, runs, plan_.options().layer_seconds, record);
 }
 
 void StagedModel::release(int micro_batch) {

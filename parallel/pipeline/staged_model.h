@@ -33,6 +33,7 @@ class StagedModel final : public HeldModel, private PipelineHost {
   void clear_metrics() override { context_.backend.fill(metrics(), 0.0); }
   std::string describe_nonfinite() override { return update_.describe_nonfinite(); }
   void visit_parameters(const Engine::ParameterVisitor& visit) override;
+  void explain_pipeline(const EpochPlan& plan, PipelineRecord& record) override;
   std::vector<StateTensor> state() const { return update_.state(); }
   /// The state holds a checkpoint: makes the values that layers compute with.
   void restored() { update_.restored(); }

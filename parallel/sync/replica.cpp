@@ -96,7 +96,7 @@ void Replica::run_round(std::int64_t round, const StepOrder& order, GradientList
 
 void Replica::train_micro_batch(std::int64_t piece, const StepOrder& order, GradientListener* listener,
                                 Observer& observer) {
-  observer.task_begin("micro-batch", piece);
+  observer.task_begin({.kind = TaskKind::micro_batch, .number = piece});
   const auto predictions = static_cast<double>(order.global_samples * context_.model.predictions_per_sample);
   observer.phase(Phase::data);
   MicroBatch batch = training_feeder_->next(context_.device.compute_stream(), order.update);

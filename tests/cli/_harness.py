@@ -145,6 +145,27 @@ class Case(unittest.TestCase):
         for a, b in zip(self.epochs("broken"), self.epochs("whole")):
             self.assertEqual((a["epoch"], a["train_loss"], a["val_loss"]), (b["epoch"], b["train_loss"], b["val_loss"]))
 
+    def assert_time_is_accounted_for(self, epoch):
+        """Each rank of the pipeline spent all of its time, and the shares are those of all ranks together. Returns the ranks."""
+        pipeline, ranks = epoch["pipeline"], epoch["pipeline"]["ranks"]
+        self.assertEqual([rank["rank"] for rank in ranks], list(range(len(ranks))))
+        idle, useful, all_s = 0.0, 0.0, sum(rank["train_s"] for rank in ranks)
+        for rank in ranks:
+            waits, comm = rank["wait_s"], rank["comm_s"]
+            work = [rank[key] for key in ("forward_s", "backward_s", "recompute_s", "optimizer_s", "other_s")]
+            self.assertAlmostEqual(sum(work) + sum(waits.values()) + sum(comm.values()), rank["train_s"], delta=1e-6)
+            for key in ("forward_s", "backward_s", "optimizer_s", "other_s"):
+                self.assertGreater(rank[key], 0.0)
+            idle += sum(waits.values()) + comm["outside"]
+            useful += rank["forward_s"] + rank["backward_s"]
+        self.assertAlmostEqual(all_s / len(ranks), epoch["train_s"]["mean"], delta=1e-6)
+        self.assertAlmostEqual(pipeline["idle_fraction"], idle / all_s)
+        self.assertAlmostEqual(pipeline["useful_fraction"], useful / all_s)
+        simulated = pipeline["simulated"]
+        self.assertTrue(0.0 < simulated["train_s"] < 1.5 * epoch["train_s"]["max"], simulated)
+        self.assertTrue(0.0 < simulated["useful_fraction"] <= 1.0 - simulated["idle_fraction"] < 1.0, simulated)
+        return ranks
+
     def assert_divergence_ends_all(self, config, ranks):
         """With a learning rate beyond reason: one message, the code of a numeric failure, a record that says so."""
         config["training"]["optimizer"] = {"name": "sgd", "lr": 1e6}

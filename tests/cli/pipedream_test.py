@@ -23,6 +23,38 @@ class PipeDream(Case):
             self.assertEqual(stage["weight_drift"] > 0.0, lag > 0)
         self.assertIn("tied.send", last["comm"])
 
+    def test_where_the_time_goes(self):
+        for mode in ("stash", "none", "published", "vertical_sync", "2bw", "flush"):
+            config = pipedream(engine__mode=mode)
+            if mode == "published":
+                config["training"]["optimizer"] = {"name": "sgd", "lr": 0.01}
+            if mode in ("2bw", "flush"):
+                config["engine"]["micro_batches"] = 4
+            done = self.train(config, ranks=3, out=mode)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            last = self.epochs(mode)[-1]
+            ranks = self.assert_time_is_accounted_for(last)
+            self.assertEqual([rank["stage"] for rank in ranks], [0, 1, 2])
+            units = last["steps"] * (4 if mode in ("2bw", "flush") else 1)
+            for rank in ranks:
+                self.assertEqual(rank["recompute_s"], 0.0)
+                self.assertEqual(rank["passes"][0]["backward"]["count"], units)
+            self.assertGreater(ranks[0]["wait_s"]["drain"], 0.0)
+            self.assertGreater(ranks[2]["wait_s"]["warm_up"], 0.0)
+            self.assertGreater(ranks[1]["wait_s"]["steady"], 0.0)
+            in_a_row = 4 if mode == "flush" else units
+            self.assertAlmostEqual(last["pipeline"]["closed_form_idle_fraction"], 2 / (in_a_row + 2))
+
+    def test_time_of_replicas(self):
+        done = self.train(pipedream(), "engine.replicas=[2,1]", "engine.balance=[2,2]", ranks=3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        last = self.epochs()[-1]
+        ranks = self.assert_time_is_accounted_for(last)
+        self.assertEqual([(rank["stage"], rank["replica"]) for rank in ranks], [(0, 0), (0, 1), (1, 0)])
+        self.assertEqual([rank["passes"][0]["forward"]["count"] for rank in ranks],
+                         [last["steps"] // 2, last["steps"] // 2, last["steps"]])
+        self.assertNotIn("closed_form_idle_fraction", last["pipeline"])
+
     def test_resume_continues_bit_for_bit(self):
         self.assert_resume_continues(pipedream(training__epochs=4), ranks=2)
 
@@ -46,6 +78,8 @@ class PipeDream(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         chosen = self.run_json()["engine_description"]["knobs"]
         self.assertEqual((chosen["plan"], chosen["replicas"], chosen["balance"]), ("replicated", "[1, 2]", "[2, 2]"))
+        last = self.epochs()[-1]
+        self.assertGreater(last["pipeline"]["planned_s"], last["steps"] * 0.1, "0.2 s for a mini-batch on one of two replicas")
         for plan in ("replicated", "upstream"):
             done = self.run_binary("plan", self.write(pipedream()), "--ranks", "3", *knobs[1:], f"engine.plan={plan}")
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -83,6 +117,7 @@ class PipeDream(Case):
         if last["steps"] % 3:
             self.fail("whole rounds only")
         self.assertIn("are left out, as 3 make whole updates", done.stderr)
+        self.assertNotIn("pipeline", last, "one stage is none")
 
 
 if __name__ == "__main__":

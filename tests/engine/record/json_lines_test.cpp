@@ -33,6 +33,15 @@ TEST_CASE("an epoch's line is spelled as documented") {
                                      R"("data_store_bytes":{"min":1024,"mean":1536,"max":2048},"staleness":[)"
                                      R"({"stage":0,"updates":50,"samples_per_update":64.0,"updates_behind":[1,49],)"
                                      R"("versions":2,"weight_drift":0.125},)"));
+  CHECK_THAT(line,
+             ContainsSubstring(
+                 R"("pipeline":{"idle_fraction":0.375,"useful_fraction":0.5,"closed_form_idle_fraction":0.25,)"
+                 R"("simulated":{"idle_fraction":0.3125,"useful_fraction":0.5625,"train_s":9.5},"planned_s":8.75,)"
+                 R"("ranks":[{"rank":0,"stage":0,"replica":0,"train_s":10.0,"forward_s":2.0,"backward_s":3.0,)"
+                 R"("recompute_s":0.5,"wait_s":{"warm_up":0.5,"steady":1.0,"drain":2.0},)"
+                 R"("comm_s":{"passes":0.125,"outside":0.25},"optimizer_s":0.375,"other_s":0.25,"passes":[{)"
+                 R"("forward":{"count":4,"total_s":2.0},"recompute":{"count":2,"total_s":0.5},)"
+                 R"("backward":{"count":4,"total_s":3.0}}]},{"rank":3,"stage":1,"replica":1,)"));
   CHECK_THAT(line, ContainsSubstring(
                        R"("dp.all_reduce":{"calls":200,"bytes":123456789012345,"busy_s":1.4375,"exposed_s":0.5})"));
   CHECK_THAT(line, EndsWith(R"(,"extrapolated":false})"));
@@ -49,10 +58,16 @@ TEST_CASE("what is not known is absent, and what older records lack is no mistak
   epoch.comm_exposed_step_ms.reset();
   epoch.data_store_bytes.reset();
   epoch.staleness.clear();
+  epoch.pipeline->planned_s.reset();
+  epoch.pipeline->closed_form_idle_fraction.reset();
+  CHECK(to_json_line(epoch_from_json_line(to_json_line(epoch))) == to_json_line(epoch));
+  CHECK(to_json_line(epoch).find("planned_s") == std::string::npos);
+  epoch.pipeline.reset();
   std::string line = to_json_line(epoch);
   CHECK_THAT(line, ContainsSubstring(R"("flops_per_s":1500000000000.0,"train_loss":)"));
   CHECK(line.find("comm_exposed_step_ms") == std::string::npos);
   CHECK(line.find("staleness") == std::string::npos);
+  CHECK(line.find("pipeline") == std::string::npos);
   for (const std::string later : {R"("library_bytes":4194304,)", R"("loss_scale":32768.0,)", R"("skipped_steps":3,)",
                                   R"("samples_per_s_median":320.0,)"}) {
     REQUIRE_THAT(line, ContainsSubstring(later));

@@ -31,7 +31,7 @@ TEST_CASE("steps, tasks and phases are nested ranges") {
   Brackets brackets;
   RangeObserver ranges(&brackets);
   ranges.step_begin();
-  ranges.task_begin("micro-batch", 0);
+  ranges.task_begin({TaskKind::micro_batch, 0});
   ranges.phase(Phase::forward);
   ranges.phase(Phase::backward);
   ranges.task_end();
@@ -48,7 +48,7 @@ TEST_CASE("steps and tasks that overlap leave no range open") {
   RangeObserver ranges(&brackets);
   ranges.step_begin();
   ranges.step_begin();  // the next one enters the pipeline
-  ranges.task_begin("forward", 1);
+  ranges.task_begin({TaskKind::forward, 1});
   ranges.phase(Phase::forward);
   ranges.step_end({});
   CHECK(brackets.text == "step 0(forward 1(forward()))step 1(");
@@ -60,7 +60,7 @@ TEST_CASE("steps and tasks that overlap leave no range open") {
 TEST_CASE("nobody listening is fine") {
   RangeObserver ranges(nullptr);
   ranges.step_begin();
-  ranges.task_begin("micro-batch", 0);
+  ranges.task_begin({TaskKind::micro_batch, 0});
   ranges.phase(Phase::forward);
   ranges.task_end();
   ranges.step_end({});
@@ -72,7 +72,7 @@ TEST_CASE("the first of several observers is around the others") {
     Named(std::string& text_in, char name_in) : text(text_in), name(name_in) {}
     void step_begin() override { text += std::string("<") + name; }
     void phase(Phase) override { text += name; }
-    void task_begin(const char*, std::int64_t) override { text += std::string("(") + name; }
+    void task_begin(const Task&) override { text += std::string("(") + name; }
     void task_end() override { text += std::string(")") + name; }
     void step_end(const StepReport&) override { text += std::string(">") + name; }
     std::string& text;
@@ -82,7 +82,7 @@ TEST_CASE("the first of several observers is around the others") {
   Named a(text, 'a'), b(text, 'b');
   Observers both({&a, &b});
   both.step_begin();
-  both.task_begin("", 0);
+  both.task_begin({});
   both.phase(Phase::data);
   both.task_end();
   both.step_end({});

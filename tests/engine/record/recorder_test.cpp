@@ -77,6 +77,19 @@ RankEpoch sample_rank(double scale) {
   return epoch;
 }
 
+PipelineRankRecord sample_pipeline_rank(double train_s) {
+  return {.train_s = train_s,
+          .forward_s = 2.0,
+          .backward_s = 3.0,
+          .recompute_s = 1.0,
+          .wait_s = {0.25, 0.5, 0.75},
+          .comm_passes_s = 0.0625,
+          .comm_s = 0.375,
+          .optimizer_s = 0.8125,
+          .other_s = 1.25,
+          .passes = {{.forward = {4, 2.0}, .recompute = {3, 1.0}, .backward = {4, 3.0}}, {.loss = {6, 0.125}}}};
+}
+
 }  // namespace
 
 TEST_CASE("the phases of an epoch add up to its training time") {
@@ -202,6 +215,7 @@ TEST_CASE("times are read long after they were marked, and none is lost in a lon
 
 TEST_CASE("an encoded epoch decodes to itself, padding or not") {
   RankEpoch epoch = sample_rank(1.5);
+  epoch.pipeline = sample_pipeline_rank(epoch.train_s);
   epoch.comm["tp.all_gather"] = {1, 1234567890123, 0.25, std::numeric_limits<double>::infinity()};
   std::vector<double> numbers = encode(epoch);
   numbers.resize(numbers.size() + 17, 0.0);
@@ -222,6 +236,13 @@ TEST_CASE("an encoded epoch decodes to itself, padding or not") {
   REQUIRE(back.staleness.has_value());
   CHECK(back.staleness->updates_behind == std::vector<std::int64_t>{1, 7});
   CHECK(back.staleness->weight_drift == 0.25);
+  REQUIRE(back.pipeline.has_value());
+  CHECK(back.pipeline->train_s == epoch.train_s);
+  CHECK(back.pipeline->wait_s == epoch.pipeline->wait_s);
+  CHECK(back.pipeline->other_s == 1.25);
+  REQUIRE(back.pipeline->passes.size() == 2);
+  CHECK(back.pipeline->passes[1].loss.count == 6);
+  CHECK(back.pipeline->passes[1].loss.s == 0.125);
   REQUIRE(back.comm.size() == 2);
   CHECK(back.comm.at("tp.all_gather").bytes == 1234567890123);
   CHECK(back.comm.at("dp.all_reduce").calls == 4);

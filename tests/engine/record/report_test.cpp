@@ -30,6 +30,7 @@ void write_run(const std::string& directory, const RunRecord& run, std::int64_t 
       record.val_metric_name = "accuracy";
       record.val_metric = 0.6125;
       record.extrapolated = true;
+      record.pipeline.reset();
     }
     writer.epoch(record);
   }
@@ -75,7 +76,14 @@ TEST_CASE("the table shows speed only for runs that succeeded") {
       "      -        -  perplexity 25.75     24.0 MiB   28.0 MiB             -\n"
       "too fast: loss is nan in epoch 1, step 7\n"
       "* synthetic data\n"
-      "~ extrapolated from part of an epoch\n";
+      "~ extrapolated from part of an epoch\n"
+      "\n"
+      "pipeline  forward  backward  recompute  warm-up  steady  drain   comm  update   idle  simulated idle  theory  "
+      "train s  simulated s  planned s\n"
+      "--------  -------  --------  ---------  -------  ------  -----  -----  ------  -----  --------------  ------  "
+      "-------  -----------  ---------\n"
+      "sample      9.88%     14.8%      2.47%    2.47%   4.94%  9.88%  1.85%   1.85%  37.5%           31.2%   25.0%    "
+      "10.12        9.500      8.750\n";
   CHECK(format_report(report, ReportFormat::table) == expected);
 }
 
@@ -99,16 +107,17 @@ TEST_CASE("csv has one line a run, units in its names and nothing where nothing 
       "directory,run,engine,model,ranks,dtype,comm,ranks_per_device,data,synthetic_data,epochs,epochs_planned,status,"
       "reason,step_ms,samples_per_s,tokens_per_s,mfu,mfu_palm,hfu,of_gemm,epoch_s,extrapolated,val_metric_name,"
       "val_metric,memory_peak_bytes,memory_predicted_bytes,device_memory_used_bytes,library_bytes,comm_exposed_share,"
-      "comm_overlap\n" +
+      "comm_overlap,pipeline_idle_fraction,pipeline_useful_fraction,pipeline_simulated_idle_fraction,"
+      "pipeline_closed_form_idle_fraction,pipeline_simulated_s,pipeline_planned_s\n" +
       root +
       "/a,sample,zero,gpt2-tiny,2,fp32,mpi,1,kjv,false,2,2,success,,100.5,320.0,40960.0,0.46875,0.5,0.48125,0.625,12.5,"
       "false,perplexity,25.75," +
-      "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5\n" + root +
+      "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5,0.375,0.5,0.3125,0.25,9.5,8.75\n" + root +
       "/b,\"vision, small\",ddp,vgg11,2,fp32,mpi,1,kjv,true,1,1,success,,100.5,320.0,,,,,,12.5,true,accuracy,0.6125,"
-      "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5\n" +
+      "25165824.0,29360135.0,33554432.0,4194304.0,0.07462686567164178,0.5,,,,,,\n" +
       root +
       "/c,too fast,zero,gpt2-tiny,2,fp32,mpi,1,kjv,false,1,3,diverged,\"loss is nan in epoch 1, step 7\",,,,,,,,,false,"
-      "perplexity,25.75,25165824.0,29360135.0,33554432.0,4194304.0,,\n";
+      "perplexity,25.75,25165824.0,29360135.0,33554432.0,4194304.0,,,,,,,,\n";
   CHECK(csv == expected);
 }
 
@@ -178,12 +187,14 @@ TEST_CASE("ranks that share an accelerator yield no figures of efficiency and ov
   CHECK_THAT(table, ContainsSubstring("\nsample!  "));
   CHECK_THAT(table, ContainsSubstring("\n! ranks share a GPU: right, but no measure of speed"));
   CHECK(table.find("mfu") == std::string::npos);
+  CHECK(table.find("warm-up") == std::string::npos);
 
   run.document.run.ranks_per_device = 1;
   row = summarize(run);
   for (const auto& figure : {row.mfu, row.mfu_palm, row.hfu, row.of_gemm, row.comm_exposed_share, row.comm_overlap}) {
     CHECK(figure.has_value());
   }
+  CHECK(row.pipeline.has_value());
   report.rows = {row};
   CHECK(format_report(report, ReportFormat::table).find('!') == std::string::npos);
 }

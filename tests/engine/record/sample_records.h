@@ -95,6 +95,33 @@ inline EpochRecord sample_epoch(std::int64_t epoch) {
                        .versions = 2,
                        .weight_drift = 0.125},
                       {.stage = 1, .updates = 100, .samples_per_update = 32.0, .updates_behind = {100}}};
+  record.pipeline =
+      PipelineRecord{.idle_fraction = 0.375,
+                     .useful_fraction = 0.5,
+                     .closed_form_idle_fraction = 0.25,
+                     .simulated_idle_fraction = 0.3125,
+                     .simulated_useful_fraction = 0.5625,
+                     .simulated_s = 9.5,
+                     .planned_s = 8.75,
+                     .ranks = {{.rank = 0,
+                                .stage = 0,
+                                .replica = 0,
+                                .train_s = 10.0,
+                                .forward_s = 2.0,
+                                .backward_s = 3.0,
+                                .recompute_s = 0.5,
+                                .wait_s = {0.5, 1.0, 2.0},
+                                .comm_passes_s = 0.125,
+                                .comm_s = 0.25,
+                                .optimizer_s = 0.375,
+                                .other_s = 0.25,
+                                .passes = {{.forward = {4, 2.0}, .recompute = {2, 0.5}, .backward = {4, 3.0}}}},
+                               {.rank = 3,
+                                .stage = 1,
+                                .replica = 1,
+                                .train_s = 10.25,
+                                .other_s = 10.25,
+                                .passes = {{.loss = {8, 0.0625}}}}}};
   record.comm["dp.all_reduce"] = {200, 123456789012345, 1.4375, 0.5};
   record.comm["world.broadcast"] = {1, 64, 0.0625, 0.03125};
   return record;

@@ -105,7 +105,7 @@ TEST_CASE("the phase clock draws the steps during which the trace records") {
     clock.step_begin();
     pass(0.125);
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-      clock.task_begin("micro-batch", micro_batch);
+      clock.task_begin({TaskKind::micro_batch, micro_batch});
       clock.phase(Phase::forward);
       pass(1.0);
       clock.phase(Phase::backward);
@@ -146,15 +146,17 @@ TEST_CASE("the phase clock draws the steps during which the trace records") {
   CHECK(tasks[1]["dur"] == 3e6);
 }
 
-TEST_CASE("without a trace tasks cost no mark") {
+TEST_CASE("without a trace and a pipeline tasks and waits cost no mark") {
   VirtualDevice device;
   PhaseClock clock(0, device.make_stopwatch());
   clock.epoch_begin();
   clock.step_begin();
   const int before = device.reads->count;
   for (int i = 0; i < 5000; ++i) {
-    clock.task_begin("micro-batch", i);
+    clock.task_begin({TaskKind::micro_batch, i});
     clock.task_end();
+    clock.wait_begin();
+    clock.wait_end(true);
   }
   clock.step_end({});
   clock.epoch_end();

@@ -3,8 +3,10 @@
 #include "parallel/comm/comm_ledger.h"
 
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
+#include "engine/record/recorder.h"
 #include "parallel/comm/counting_communicator.h"
 #include "tests/support/catch.h"
 #include "tests/support/virtual_device.h"
@@ -20,11 +22,11 @@ enum class Carrier { own_stream, host };
 /// the host the caller's stream stands still for a quarter of a second at the issue and for half a second at the wait.
 class TimedGroup final : public Communicator {
  public:
-  explicit TimedGroup(Carrier carrier) : carrier_(carrier) {}
+  explicit TimedGroup(Carrier carrier, std::string axis = "dp") : carrier_(carrier), axis_(std::move(axis)) {}
   int rank() const override { return 0; }
   int size() const override { return 2; }
   std::string transport() const override { return "timed"; }
-  std::string axis() const override { return "dp"; }
+  std::string axis() const override { return axis_; }
   Stream* own_stream() override { return carrier_ == Carrier::own_stream ? &own : nullptr; }
 
   Work all_reduce(Tensor, ReduceOp, Stream& stream) override { return work(stream, own); }
@@ -71,12 +73,13 @@ class TimedGroup final : public Communicator {
   }
 
   Carrier carrier_;
+  std::string axis_;
 };
 
 struct Fixture {
-  explicit Fixture(Carrier carrier = Carrier::own_stream) {
+  explicit Fixture(Carrier carrier = Carrier::own_stream, const std::string& axis = "dp") {
     ledger.measure_on(device);
-    auto timed = std::make_unique<TimedGroup>(carrier);
+    auto timed = std::make_unique<TimedGroup>(carrier, axis);
     own = &timed->own;
     group = make_counting_communicator(std::move(timed), ledger);
   }
@@ -194,6 +197,36 @@ TEST_CASE("through the host a device stands still at the issue too") {
   CHECK(count.exposed_s == 0.75);
   CHECK(count.busy_s >= 0.0);  // the host's clock, which does not move much here
   CHECK(count.busy_s < 10.0);
+}
+
+TEST_CASE("a clock that is told of waits knows what the compute stream stood still for") {
+  for (const std::string axis : {"pp", "dp"}) {
+    Fixture f(Carrier::own_stream, axis);
+    PhaseClock clock(0, f.device.make_stopwatch());
+    f.ledger.tell_waits_to(&clock);
+    clock.epoch_begin();
+    clock.step_begin();
+    clock.schedule_part(SchedulePart::steady);
+    clock.phase(Phase::forward);
+    Work message = f.group->recv(f.values, 1, 0, f.compute);  // 0 to 2
+    f.compute_for(0.5);
+    message.wait(f.compute);
+    VirtualStream other;
+    f.all_reduce().wait(other);  // 2 to 4, and no wait of the compute stream
+    clock.task_begin({TaskKind::forward, 0});
+    f.compute_for(1.0);
+    f.all_reduce().wait(f.compute);  // 4 to 6, from 3 on: its stream is occupied until 4
+    clock.task_end();
+    clock.step_end({});
+    const PipelineRankRecord mine = clock.epoch_end().pipeline.value();
+    CHECK(mine.other_s == 0.5);
+    CHECK(mine.wait_s[1] == (axis == "pp" ? 1.5 : 0.0));
+    CHECK(mine.comm_s == (axis == "pp" ? 0.0 : 1.5));
+    CHECK(mine.forward_s == 1.0);
+    CHECK(mine.comm_passes_s == 3.0);
+    CHECK(mine.train_s == 6.0);
+    f.ledger.tell_waits_to(nullptr);
+  }
 }
 
 TEST_CASE("waits and operations go into the trace while it records") {
