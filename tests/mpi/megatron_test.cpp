@@ -1,5 +1,6 @@
 // The megatron engine on every grid that the ranks can form: against serial training, in fp64, with dropout on.
 
+#include <bit>
 #include <set>
 
 #include "cli/comparison.h"
@@ -149,9 +150,12 @@ TEST_CASE("images are trained on every grid that divides their channels", "[mega
 
 TEST_CASE("memory and bytes are the predicted ones on every grid", "[megatron]") {
   for (const Grid& grid : grids(test_world().info().size)) {
-    for (const Overrides& way :
-         {Overrides{}, Overrides{"engine.sequence_parallel=true", "engine.use_distributed_optimizer=true",
-                                 R"(training.optimizer={"name": "lamb", "lr": 0.01, "clip_grad_norm": 1.0})"}}) {
+    for (const Overrides& way : {Overrides{},
+                                 Overrides{"engine.sequence_parallel=true", "engine.use_distributed_optimizer=true",
+                                           R"(training.optimizer={"name": "lamb", "lr": 0.01, "clip_grad_norm": 1.0})"},
+                                 Overrides{"engine.recompute_granularity=full"},
+                                 Overrides{"engine.sequence_parallel=true", "engine.recompute_granularity=full",
+                                           "engine.recompute_method=block", "workload.dropout=0.0"}}) {
       INFO("tp " << grid.tp << ", pp " << grid.pp << ", dp " << grid.dp << ", " << way.size() << " knobs");
       Overrides more = way;
       more.insert(more.end(),
@@ -175,6 +179,67 @@ TEST_CASE("memory and bytes are the predicted ones on every grid", "[megatron]")
         INFO(kMemoryKindNames[static_cast<std::size_t>(kind)]);
         const auto tag = static_cast<MemoryKind>(kind);
         CHECK(experiment->device->memory().peak()[tag] == prediction.memory[tag]);
+      }
+    }
+  }
+}
+
+namespace {
+
+struct Ranges final : RangeListener {
+  explicit Ranges(int& count) : recomputed(count) {}
+  void push(const std::string& name) override { recomputed += name.ends_with("forward again") ? 1 : 0; }
+  void pop() override {}
+  int& recomputed;
+};
+
+/// Bits of this rank's state and the losses after two steps; `recomputed` += passes that a block went through again.
+std::string bits_after_two_steps(const Grid& grid, const Overrides& overrides, int& recomputed) {
+  const std::unique_ptr<Experiment> experiment = experiment_of(grid, overrides);
+  experiment->device->name_ranges_to(std::make_unique<Ranges>(recomputed));
+  const Outcome outcome = train_for_comparison(*experiment, 2);
+  std::string bits;
+  for (const double loss : outcome.losses) bits += str(std::bit_cast<std::int64_t>(loss), " ");
+  for (const StateTensor& state : experiment->engine->state()) bits += hash_of(state.tensor) + " ";
+  return bits;
+}
+
+}  // namespace
+
+TEST_CASE("recomputed blocks train the same bits", "[megatron]") {
+  const int ranks = test_world().info().size;
+  const Overrides recipe = {"workload.layers=6", "training.micro_batch_size=1", "workload.dropout=0.2",
+                            "training.deterministic=true", str("training.global_batch_size=", 4 * ranks)};
+  for (const Grid& grid : grids(ranks)) {
+    for (const bool is_interleaved : {false, true}) {
+      if (is_interleaved && grid.pp == 1) continue;
+      for (const char* spread : {"engine.sequence_parallel=false", "engine.sequence_parallel=true"}) {
+        Overrides plain = recipe;
+        plain.emplace_back(spread);
+        if (is_interleaved) plain.emplace_back("engine.virtual_pipeline_model_parallel_size=2");
+        int recomputed = 0;
+        const std::string expected = bits_after_two_steps(grid, plain, recomputed);
+        REQUIRE(recomputed == 0);
+        for (const auto& way : {std::pair{"uniform", 1}, std::pair{"uniform", 2}, std::pair{"block", 1}}) {
+          INFO("tp " << grid.tp << ", pp " << grid.pp << ", dp " << grid.dp << ", " << spread << ", "
+                     << (is_interleaved ? "interleaved, " : "") << way.first << " " << way.second);
+          Overrides more = plain;
+          more.insert(more.end(),
+                      {"engine.recompute_granularity=full", str("engine.recompute_method=", way.first),
+                       str("engine.recompute_num_layers=", is_interleaved && grid.pp > 2 ? 1 : way.second)});
+          int again = 0;
+          CHECK(bits_after_two_steps(grid, more, again) == expected);
+          // Each of 6 blocks is on as many ranks as divide it, and sees the samples of its replica, one at a time.
+          int everywhere = 0;
+          for (const std::string& count : test_world().gather(str(again))) everywhere += std::stoi(count);
+          const int passes = 2 * 4 * ranks * grid.tp;
+          if (std::string(way.first) == "uniform") {
+            CHECK(everywhere == 6 * passes);
+          } else {
+            CHECK(everywhere >= passes);
+            CHECK(everywhere <= grid.pp * (is_interleaved ? 2 : 1) * passes);
+          }
+        }
       }
     }
   }

@@ -84,3 +84,47 @@ TEST_CASE("the distributed optimizer divides moments, and tensor parallelism wei
   CHECK(3 * divided[MemoryKind::optimizer] < whole[MemoryKind::optimizer] * 11 / 10);
   CHECK(memory({"engine.preset=megatron-intra"})[MemoryKind::parameters] < whole[MemoryKind::parameters] / 2);
 }
+
+TEST_CASE("recomputation trades activations for one more forward pass", "[megatron]") {
+  const auto predicted = [](int ranks, Overrides more) {
+    more.insert(more.end(), {"workload.layers=4", "training.micro_batch_size=2"});
+    return planned(ranks, more)->engine->predict();
+  };
+  const std::string full = "engine.recompute_granularity=full";
+  const auto activations = [&](Overrides more) { return predicted(3, more).memory[MemoryKind::activations]; };
+  const std::string pp = "engine.pipeline_model_parallel_size=3";
+  CHECK(activations({full}) < activations({}) / 2);
+  CHECK(activations({pp, full}) < activations({pp}) / 2);
+  CHECK(activations({full, "engine.recompute_num_layers=2"}) > activations({full}));
+  const Overrides two = {full, "engine.recompute_method=block", "engine.recompute_num_layers=2"};
+  CHECK(activations(two) > activations({full}));
+  CHECK(activations(two) < activations({}));
+  CHECK(activations({"engine.recompute_granularity=selective"}) == activations({}));
+  // Replicas send gradients only.
+  CHECK(predicted(3, {}).comm_per_step.at("dp.all_reduce").bytes ==
+        predicted(3, {full}).comm_per_step.at("dp.all_reduce").bytes);
+
+  const Overrides intra = {"engine.preset=megatron-intra"};
+  const CommCounts without = predicted(3, intra).comm_per_step;
+  const CommCounts with = predicted(3, {intra[0], full}).comm_per_step;
+  // Two all-reduces in each of 4 blocks for each of 6 micro-batches of 2 samples, 11 tokens of width 24, in fp64.
+  CHECK(with.at("tp.all_reduce").calls - without.at("tp.all_reduce").calls == 2 * 4 * 6);
+  CHECK(with.at("tp.all_reduce").bytes - without.at("tp.all_reduce").bytes ==
+        2 * 4 * 6 * (2 * 2 * 2 * 11 * 24 * 8 / 3));
+  CHECK(with.at("tp.all_gather").calls == without.at("tp.all_gather").calls);
+
+  const std::vector<std::string> differences =
+      planned(3, {"engine.recompute_granularity=selective"})->engine->describe().differences;
+  CHECK_THAT(differences.back(), ContainsSubstring("attention never keeps its scores"));
+}
+
+TEST_CASE("what cannot be recomputed is refused", "[megatron]") {
+  const std::string full = "engine.recompute_granularity=full", count = "engine.recompute_num_layers=";
+  CHECK_THAT(refusal(2, {count + "1"}), ContainsSubstring("recompute_granularity=full only, this is none"));
+  CHECK_THAT(refusal(2, {"engine.recompute_granularity=selective", "engine.recompute_method=block"}),
+             ContainsSubstring("this is selective"));
+  CHECK_THAT(refusal(2, {full, count + "3"}), ContainsSubstring("no stage has more than 2; nearest: 2"));
+  CHECK_THAT(refusal(2, {full, count + "2", "engine.pipeline_model_parallel_size=2"}), ContainsSubstring("nearest: 1"));
+  CHECK(refusal(2, {full, count + "2"}).empty());
+  CHECK_THROWS_WITH(planned(2, {full}, "vgg"), ContainsSubstring("no transformer blocks to recompute; nearest: none"));
+}
