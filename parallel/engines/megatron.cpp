@@ -285,10 +285,14 @@ void Megatron::warn(std::vector<std::string>& warnings) const {
 std::unique_ptr<Engine> make_megatron(const EngineContext& context, const ConfigReader& reader) {
   const MegatronKnobs knobs = read_megatron_knobs(reader);
   if (!check_megatron(context, knobs, reader)) return nullptr;
-  return make_synchronous_engine(context, std::make_unique<Megatron>(context, knobs));
+  return make_synchronous_engine(context, make_megatron_method(context, knobs));
 }
 
 }  // namespace
+
+std::unique_ptr<StepMethod> make_megatron_method(const EngineContext& context, const MegatronKnobs& knobs) {
+  return std::make_unique<Megatron>(context, knobs);
+}
 
 EngineDefinition megatron_definition() {
   return {

@@ -1,13 +1,14 @@
 #pragma once
 // What the megatron engine is told, and which of it fits together.
 
+#include <memory>
 #include <string>
 
-#include "parallel/engine.h"
 #include "parallel/grid/process_grid.h"
 #include "parallel/pipeline/partition.h"
 #include "parallel/pipeline/recomputation.h"
 #include "parallel/shard/tensor_parallel.h"
+#include "parallel/synchronous_engine.h"
 
 namespace pdl {
 
@@ -43,5 +44,8 @@ PartitionReport cut_evenly(const std::vector<LayerCost>& costs, int stages);
 /// Notes what does not fit ranks, model or recipe in the reader, each under its key and with the nearest values that
 /// do; false when there is any.
 bool check_megatron(const EngineContext& context, const MegatronKnobs& knobs, const ConfigReader& reader);
+
+/// The engine without its loop over steps; its model is a StagedModel. The knobs fit.
+std::unique_ptr<StepMethod> make_megatron_method(const EngineContext& context, const MegatronKnobs& knobs);
 
 }  // namespace pdl

@@ -1,9 +1,13 @@
 // The megatron engine on every grid that the ranks can form: against serial training, in fp64, with dropout on.
 
+#include <algorithm>
 #include <bit>
 #include <set>
+#include <sstream>
 
 #include "cli/comparison.h"
+#include "parallel/engines/megatron.h"
+#include "parallel/pipeline/staged_model.h"
 #include "tests/support/catch.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/tiny_experiments.h"
@@ -262,5 +266,71 @@ TEST_CASE("replicas of a stage hold the same bits after every step", "[megatron]
     const int here = world.info().rank, place = here % grid.tp + here / (grid.tp * grid.dp) * grid.tp * grid.dp;
     CHECK(all[static_cast<std::size_t>(place)] == bits);
     CHECK(static_cast<int>(std::set<std::string>(all.begin(), all.end()).size()) == grid.tp * grid.pp);
+  }
+}
+
+namespace {
+
+/// "name bits" of the gradient of every parameter that this rank has whole, after the sums of one step.
+std::vector<std::string> whole_gradients(const Grid& grid, const MegatronKnobs& knobs, const Overrides& overrides) {
+  const std::unique_ptr<Experiment> experiment = experiment_of(grid, overrides);
+  std::unique_ptr<StepMethod> method = make_megatron_method(*experiment->context, knobs);
+  const auto& model = dynamic_cast<const StagedModel&>(method->model());
+  experiment->engine = make_synchronous_engine(*experiment->context, std::move(method));
+  experiment->engine->prepare();
+  Observer nobody;
+  const std::int64_t batch = experiment->config.training.global_batch;
+  experiment->engine->run_epoch(EpochPlan(batch, batch, 1, 0, true, false, 1), nobody);
+  std::vector<std::string> gradients;
+  for (int chunk = 0; chunk < knobs.chunks; ++chunk) {
+    const ParamStore& store = model.update().shards(chunk).store();
+    for (std::size_t i = 0; i < store.params().size(); ++i) {
+      if (store.params()[i].spec.slice.axis >= 0) continue;
+      const Tensor gradient = store.view(store.grads(), static_cast<int>(i));
+      const auto* const values = gradient.data<double>();
+      const bool is_zero = std::all_of(values, values + gradient.elements(), [](double value) { return value == 0.0; });
+      gradients.push_back(store.params()[i].spec.name + " " + (is_zero ? "zero" : hash_of(gradient)));
+    }
+  }
+  return gradients;
+}
+
+}  // namespace
+
+/// Each rank of a tensor-parallel group finds, or with sequence parallelism sums up, the gradients of what all of them
+/// hold. Were one left out, weights would drift apart without a word.
+TEST_CASE("gradients of replicated parameters are equal on all tensor-parallel ranks, bit by bit", "[megatron]") {
+  World& world = test_world();
+  for (const Grid& grid : grids(world.info().size)) {
+    if (grid.tp == 1) continue;
+    for (const bool spreads : {false, true}) {
+      for (const int chunks : {1, 2}) {
+        if (chunks > 1 && grid.pp == 1) continue;
+        INFO("tp " << grid.tp << ", pp " << grid.pp << ", dp " << grid.dp << ", sequence parallel " << spreads << ", "
+                   << chunks << " chunks");
+        MegatronKnobs knobs;
+        knobs.tp = grid.tp;
+        knobs.pp = grid.pp;
+        knobs.chunks = chunks;
+        knobs.sequence_parallel = spreads;
+        const Overrides recipe = {"workload.layers=6", "training.micro_batch_size=2"};
+        std::string mine;
+        for (const std::string& gradient : whole_gradients(grid, knobs, recipe)) mine += gradient + "\n";
+        const std::vector<std::string> all = world.gather(mine);
+        int compared = 0;
+        for (int rank = 0; rank < world.info().size; ++rank) {
+          std::istringstream first(all[static_cast<std::size_t>(rank - rank % grid.tp)]);
+          std::istringstream here(all[static_cast<std::size_t>(rank)]);
+          for (std::string expected, gradient; std::getline(first, expected);) {
+            std::getline(here, gradient);
+            CHECK(gradient == expected);
+            CHECK(!gradient.ends_with("zero"));
+            ++compared;
+          }
+        }
+        // Two norms and two biases of row layers in each of 6 blocks, the last norm, the positions.
+        CHECK(compared == (6 * 6 + 3) * grid.tp * grid.dp);
+      }
+    }
   }
 }
