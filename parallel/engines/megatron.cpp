@@ -217,7 +217,10 @@ PlanTable Megatron::memory_by_tp() const {
                   .columns = {"tp", "weights and moments", "activations", "in all"},
                   .rows = {}};
   for (int tp = 1; tp <= 16; tp *= 2) {
-    if (!obstacle_to_tensor_parallel(context_.model, SpreadOver::none, tp).empty()) continue;
+    MegatronKnobs knobs = knobs_;
+    knobs.tp = tp;
+    knobs.pp = knobs.chunks = 1;
+    if (!obstacle_to_tensor_parallel(context_.model, knobs.spread(tp), tp).empty()) continue;
     const std::unique_ptr<Communicator> world = make_planning_communicator(0, tp);
     TrainingOptions training = context_.training;
     training.global_batch = std::max<std::int64_t>(1, training.global_batch / size().tp) * tp;
@@ -229,8 +232,6 @@ PlanTable Megatron::memory_by_tp() const {
                                 .data = context_.data,
                                 .loader = {},
                                 .stop_requested = nullptr};
-    MegatronKnobs knobs;
-    knobs.tp = tp;
     const MemoryByKind memory = Megatron(context, knobs).model_.predicted_memory();
     table.rows.push_back(
         {str(tp),
@@ -251,7 +252,7 @@ Prediction Megatron::predict() const {
   const Schedule schedule = model_.plan().training(micro_batches());
   const Timeline timeline = simulate(schedule, model_.plan().stage_costs(costs_));
   prediction.bubble_fraction = timeline.idle_fraction();
-  prediction.tables = {grid_table()};
+  prediction.tables = {grid_table(), legal_grids(context_)};
   if (knobs_.pp > 1) {
     prediction.tables.push_back(explain_partition(report_, costs_, context_.training.dtype));
     prediction.tables.push_back(schedule_picture(

@@ -45,6 +45,10 @@ PartitionReport cut_evenly(const std::vector<LayerCost>& costs, int stages);
 /// do; false when there is any.
 bool check_megatron(const EngineContext& context, const MegatronKnobs& knobs, const ConfigReader& reader);
 
+/// For each number of stages that the ranks and the model's layers allow: tensor-parallel ranks and interleaving that
+/// do.
+PlanTable legal_grids(const EngineContext& context);
+
 /// The engine without its loop over steps; its model is a StagedModel. The knobs fit.
 std::unique_ptr<StepMethod> make_megatron_method(const EngineContext& context, const MegatronKnobs& knobs);
 

@@ -1,6 +1,7 @@
 // The knobs of the megatron engine: reading them, and checking them against ranks, model and recipe.
 
 #include <algorithm>
+#include <functional>
 
 #include "parallel/engines/megatron.h"
 #include "parallel/pipeline/stage_feeder.h"
@@ -91,37 +92,68 @@ PartitionReport cut_evenly(const std::vector<LayerCost>& costs, int stages) {
 
 namespace {
 
-/// Divisors of `ranks` nearest to `wanted`, as words.
-std::string nearest_divisors(int ranks, int wanted) {
-  int below = std::min(wanted, ranks), above = wanted;
-  while (below > 1 && ranks % below != 0) --below;
-  while (above < ranks && ranks % above != 0) ++above;
-  return below == above || above > ranks ? str(below) : str(below, " or ", above);
+/// The numbers next to `wanted` that are legal, from 1 to `most`, as words.
+std::string nearest(int wanted, int most, const std::function<bool(int)>& is_legal) {
+  int below = std::min(wanted, most), above = wanted;
+  while (below > 1 && !is_legal(below)) --below;
+  while (above <= most && !is_legal(above)) ++above;
+  return below == above || above > most ? str(below) : str(below, " or ", above);
 }
 
-/// Notes a grid that the ranks do not fill.
-bool check_grid(const MegatronKnobs& knobs, int ranks, const ConfigReader& reader) {
-  const int tp = knobs.tensor_ranks(ranks), product = tp * knobs.pp;
-  if (product <= ranks && ranks % product == 0) return true;
-  const char* const key = ranks % knobs.pp != 0 ? "pipeline_model_parallel_size" : "tensor_model_parallel_size";
-  const int rest = ranks % knobs.pp != 0 ? ranks : ranks / knobs.pp;
-  const int value = ranks % knobs.pp != 0 ? knobs.pp : tp;
-  reader.problem(key, str("tp ", tp, " x pp ", knobs.pp, " = ", product, " does not divide ", ranks,
-                          " ranks; nearest: ", nearest_divisors(rest, value)));
+int layers_to_divide(const EngineContext& context) {
+  return static_cast<int>(context.model.build(LayerFactory()).size()) - 1;
+}
+
+/// Notes stages that the ranks or the layers do not fill.
+bool check_stages(const EngineContext& context, const MegatronKnobs& knobs, const ConfigReader& reader) {
+  const int ranks = context.world.size(), layers = layers_to_divide(context);
+  std::string problem;
+  if (ranks % knobs.pp != 0) {
+    problem = str(knobs.pp, " stages do not divide ", ranks, " ranks");
+  } else if (knobs.pp > layers) {
+    problem = str(knobs.pp, " stages, but the model has only ", layers, " layers to divide");
+  }
+  if (problem.empty()) return true;
+  // Best is a number that goes with the tensor-parallel ranks that are asked for.
+  const int rest = knobs.tp > 0 && ranks % knobs.tp == 0 ? ranks / knobs.tp : ranks;
+  reader.problem("pipeline_model_parallel_size",
+                 str(problem, "; nearest: ", nearest(knobs.pp, std::min(ranks, layers), [rest](int stages) {
+                       return rest % stages == 0;
+                     })));
   return false;
 }
 
+/// Notes layers or sequences that so many ranks cannot divide. The stages fit.
+bool check_tensor_ranks(const EngineContext& context, const MegatronKnobs& knobs, const ConfigReader& reader) {
+  const int ranks = context.world.size(), tp = knobs.tensor_ranks(ranks);
+  const auto check = [&](const char* key, SpreadOver spread) {
+    const std::string obstacle = obstacle_to_tensor_parallel(context.model, spread, tp, ranks / knobs.pp);
+    if (obstacle.empty()) return true;
+    reader.problem(key, str("over ", tp, " ranks: ", obstacle));
+    return false;
+  };
+  return check("tensor_model_parallel_size", SpreadOver::none) && check("sequence_parallel", knobs.spread(ranks));
+}
+
+/// The largest micro-batch size that cuts so many samples into as many micro-batches as stages, as the end of advice.
+std::string smaller_micro_batch(std::int64_t samples, int stages) {
+  std::int64_t size = samples / stages;
+  while (size > 1 && samples % size != 0) --size;
+  return size > 0 ? str(", or training.micro_batch_size=", size) : "";
+}
+
 /// Notes what cannot be interleaved.
-bool check_chunks(const MegatronKnobs& knobs, int micro_batches, int layers, const ConfigReader& reader) {
+bool check_chunks(const EngineContext& context, const MegatronKnobs& knobs, const ConfigReader& reader) {
+  const int dp = knobs.grid(context.world.size()).size().dp;
+  const int micro_batches = micro_batches_of(context, dp), layers = layers_to_divide(context);
   bool is_fine = true;
   const auto problem = [&](const char* key, const std::string& message) {
     reader.problem(key, message);
     is_fine = false;
   };
-  if (knobs.pp * knobs.chunks > layers) {
-    problem(knobs.chunks > 1 ? "virtual_pipeline_model_parallel_size" : "pipeline_model_parallel_size",
-            str(knobs.pp * knobs.chunks, " stages, but the model has only ", layers, " layers to divide; at most ",
-                knobs.chunks > 1 ? std::max(1, layers / knobs.pp) : layers));
+  if (knobs.pp > 1 && knobs.pp * knobs.chunks > layers) {
+    problem("virtual_pipeline_model_parallel_size", str(knobs.pp * knobs.chunks, " stages, but the model has only ",
+                                                        layers, " layers to divide; at most ", layers / knobs.pp));
   }
   if (knobs.chunks == 1) {
     if (knobs.group > 0) {
@@ -134,8 +166,8 @@ bool check_chunks(const MegatronKnobs& knobs, int micro_batches, int layers, con
             "needs several stages: set pipeline_model_parallel_size to 2 or more, or this to 1");
   } else if (micro_batches < knobs.pp) {
     problem("virtual_pipeline_model_parallel_size",
-            str("needs as many micro-batches as stages, there are ", micro_batches, " for ", knobs.pp,
-                "; take 1, or a smaller training.micro_batch_size"));
+            str("needs as many micro-batches as stages, there are ", micro_batches, " for ", knobs.pp, "; take 1",
+                smaller_micro_batch(context.training.global_batch / dp, knobs.pp)));
   } else {
     const int wanted = knobs.group == 0 ? knobs.pp : knobs.group, legal = legal_group(knobs.pp, micro_batches, wanted);
     if (wanted != legal) {
@@ -182,17 +214,32 @@ bool check_recomputation(const EngineContext& context, const MegatronKnobs& knob
 }  // namespace
 
 bool check_megatron(const EngineContext& context, const MegatronKnobs& knobs, const ConfigReader& reader) {
-  const int ranks = context.world.size();
-  if (!check_grid(knobs, ranks, reader)) return false;
-  const GridSize size = knobs.grid(ranks).size();
-  const int layers = static_cast<int>(context.model.build(LayerFactory()).size()) - 1;
-  if (!check_chunks(knobs, micro_batches_of(context, size.dp), layers, reader)) return false;
-  const std::string obstacle = obstacle_to_tensor_parallel(context.model, knobs.spread(ranks), size.tp);
-  if (!obstacle.empty()) {
-    reader.problem(size.tp > 1 ? "tensor_model_parallel_size" : "sequence_parallel", str(size.tp, " ", obstacle));
-    return false;
-  }
+  if (!check_stages(context, knobs, reader) || !check_tensor_ranks(context, knobs, reader)) return false;
+  if (!check_chunks(context, knobs, reader)) return false;
   return check_recomputation(context, knobs, reader);
+}
+
+PlanTable legal_grids(const EngineContext& context) {
+  const int ranks = context.world.size(), layers = layers_to_divide(context);
+  PlanTable table{
+      .title = str("what is legal for ", context.model.name, " on ", ranks, " ranks: ", layers, " layers to divide"),
+      .columns = {"pp", "tp", "tp with sequence_parallel", "interleaved stages on a rank"},
+      .rows = {}};
+  for (int pp = 1; pp <= std::min(ranks, layers); ++pp) {
+    if (ranks % pp != 0) continue;
+    const auto legal = [&](SpreadOver spread) {
+      std::string numbers;
+      for (int tp = 1; tp <= ranks / pp; ++tp) {
+        if (!obstacle_to_tensor_parallel(context.model, spread, tp, ranks / pp).empty()) continue;
+        numbers += str(numbers.empty() ? "" : ", ", tp);
+      }
+      return numbers;
+    };
+    const int most = pp == 1 ? 1 : layers / pp;
+    table.rows.push_back({str(pp), legal(SpreadOver::none), legal(SpreadOver::sequence),
+                          most == 1 ? "1" : str("1 to ", most, ", from ", pp, " micro-batches on")});
+  }
+  return table;
 }
 
 }  // namespace pdl
