@@ -105,6 +105,8 @@ class Layer {
   /// False when what forward or backward queues is not the same each time, or waits for other ranks: then the layer's
   /// stage is not recorded (device/repeated_work.h).
   virtual bool repeatable() const { return true; }
+  /// True for a layer of several layers, a transformer block: what is recomputed, is recomputed by such.
+  virtual bool is_block() const { return false; }
   /// The samples that the layers behind this one work on: all of the micro-batch's, unless the layer is one that deals
   /// whole samples out over ranks. May be none.
   virtual MicroBatch output_batch(const MicroBatch& batch) const { return batch; }

@@ -27,7 +27,7 @@ std::int64_t place_of(const Tensor& tensor) { return std::bit_cast<std::int64_t>
 }  // namespace
 
 Stage::Stage(const LayerList& layers, int first, int last, const TensorSpec& sample_input, std::int64_t max_samples,
-             DType dtype, Backend& backend)
+             DType dtype, Backend& backend, const std::vector<LayerRange>& recomputed)
     : first_(first),
       last_(last),
       sample_input_(sample_input),
@@ -39,31 +39,57 @@ Stage::Stage(const LayerList& layers, int first, int last, const TensorSpec& sam
   input_shape_ = shapes[static_cast<std::size_t>(first)];
   std::int64_t largest_gradient = 0;
   int registered = 0;
+  auto range = recomputed.begin();
+  std::int64_t recomputed_end = 0;  // of the range under way
   for (int index = first; index < last; ++index) {
     const auto i = static_cast<std::size_t>(index);
-    PlacedLayer placed;
-    placed.layer = layers[i].get();
-    repeatable_ = repeatable_ && layers[i]->repeatable();
-    placed.index = index;
-    for (std::size_t p = 0; p < layers[i]->param_specs().size(); ++p) placed.params.push_back(registered++);
-    placed.y_offset = slot_bytes_;
-    slot_bytes_ += aligned(shapes[i + 1].elements() * size_of(dtype));
-    for (const TensorSpec& spec : layers[i]->saved_specs(shapes[i], dtype)) {
-      placed.saved_offsets.push_back(slot_bytes_);
-      slot_bytes_ += aligned(spec.bytes());
-    }
-    workspace_bytes_ = std::max(workspace_bytes_, layers[i]->workspace_bytes(shapes[i], dtype, backend));
+    const Layer& layer = *layers[i];
+    repeatable_ = repeatable_ && layer.repeatable();
+    if (range != recomputed.end() && index == range->second) ++range;
+    const bool is_recomputed = range != recomputed.end() && index >= range->first;
+    place_layer(layer, index, shapes, is_recomputed ? &*range : nullptr, recomputed_end);
+    for (std::size_t p = 0; p < layer.param_specs().size(); ++p) placed_.back().params.push_back(registered++);
+    workspace_bytes_ = std::max(workspace_bytes_, layer.workspace_bytes(shapes[i], dtype, backend));
     // A gradient of this layer's input, unless nobody reads it or it lies over the input itself.
-    if (index > 0 && !layers[i]->input_grad_in_place()) {
+    if (index > 0 && !layer.input_grad_in_place()) {
       largest_gradient = std::max(largest_gradient, aligned(shapes[i].elements() * size_of(dtype)));
     }
-    placed_.push_back(std::move(placed));
   }
   scratch_bytes_ = 2 * largest_gradient;
 }
 
+/// Finds room for what the layer writes: in the slot, or where all slots recompute it.
+void Stage::place_layer(const Layer& layer, int index, const std::vector<Shape>& shapes, const LayerRange* recomputed,
+                        std::int64_t& recomputed_end) {
+  const Shape &x = shapes[static_cast<std::size_t>(index)], &y = shapes[static_cast<std::size_t>(index) + 1];
+  PlacedLayer placed;
+  placed.layer = &layer;
+  placed.index = index;
+  const bool is_first = recomputed != nullptr && index == recomputed->first;
+  const bool is_last = recomputed != nullptr && index + 1 == recomputed->second;
+  if (layer.input_grad_in_place()) {
+    PDL_CHECK(recomputed == nullptr && (placed_.empty() || placed_.back().again_from < 0), layer.name(),
+              " overwrites its input, which cannot be recomputed then");
+  }
+  if (is_first) recomputed_end = 0;
+  if (is_last) placed.again_from = recomputed->first - first_;
+  const auto take = [&](bool in_slot, std::int64_t bytes) {
+    std::int64_t& end = in_slot ? slot_bytes_ : recomputed_end;
+    const Place place{in_slot, end};
+    end += aligned(bytes);
+    return place;
+  };
+  placed.y = take(recomputed == nullptr || is_last, y.elements() * size_of(dtype_));
+  for (const TensorSpec& spec : layer.saved_specs(x, dtype_)) {
+    placed.saved.push_back(take(recomputed == nullptr, spec.bytes()));
+  }
+  recomputed_bytes_ = std::max(recomputed_bytes_, recomputed_end);
+  placed_.push_back(std::move(placed));
+}
+
 void Stage::allocate(Device& device) {
   for (Buffer& buffer : scratch_) buffer = device.allocate(scratch_bytes_ / 2, MemoryKind::activations);
+  recomputed_ = device.allocate(recomputed_bytes_, MemoryKind::activations);
   workspace_ = device.allocate(workspace_bytes_, MemoryKind::workspace);
   if (repeatable_) repeated_.emplace(device.compute_stream());
   ranges_ = device.ranges();
@@ -94,10 +120,14 @@ double Stage::forward_flops(std::int64_t samples) const {
   return flops;
 }
 
+Tensor Stage::tensor_at(const Place& place, const TensorSpec& spec, const Slot& slot) const {
+  return (place.in_slot ? slot.buffer() : recomputed_).tensor(spec.dtype, spec.shape, place.offset);
+}
+
 LayerIo Stage::layer_io(std::size_t position, const Pass& pass, const std::vector<Shape>& shapes, bool training) {
   const PlacedLayer& placed = placed_[position];
   const auto y_of = [&](std::size_t p) {
-    return shapes[p + 1].empty() ? Tensor() : pass.slot.buffer().tensor(dtype_, shapes[p + 1], placed_[p].y_offset);
+    return shapes[p + 1].empty() ? Tensor() : tensor_at(placed_[p].y, {dtype_, shapes[p + 1]}, pass.slot);
   };
   LayerIo io(backend_, pass.batches[position]);
   io.training = training;
@@ -110,7 +140,7 @@ LayerIo Stage::layer_io(std::size_t position, const Pass& pass, const std::vecto
   saved_.clear();
   const std::vector<TensorSpec> specs = placed.layer->saved_specs(shapes[position], dtype_);
   for (std::size_t s = 0; s < specs.size(); ++s) {
-    saved_.push_back(pass.slot.buffer().tensor(specs[s].dtype, specs[s].shape, placed.saved_offsets[s]));
+    saved_.push_back(tensor_at(placed.saved[s], specs[s], pass.slot));
   }
   io.params = params_;
   io.saved = saved_;
@@ -135,6 +165,7 @@ Tensor Stage::forward(const ParamStore& store, const Tensor& values, const Slot&
 
 Tensor Stage::forward(const ParamStore& store, ParameterHost& host, const Slot& slot, const MicroBatch& batch,
                       const Tensor& x, bool training) {
+  PDL_CHECK(recomputed_bytes_ == 0, "layers are recomputed with whole parameters only");
   return run_forward({store, host, slot, batches_for(batch), x}, training);
 }
 
@@ -156,18 +187,27 @@ Tensor Stage::run_forward(const Pass& pass, bool training) {
   const std::int64_t samples = pass.batches.front().size;
   PDL_CHECK(samples > 0 && samples <= max_samples_, "a slot for ", max_samples_, " samples was given ", samples);
   const std::vector<Shape> shapes = shapes_for(samples);
-  Tensor y;
   pass.host.begin_pass(training);
   for (std::size_t position = 0; position < placed_.size(); ++position) {
-    const Layer& layer = *placed_[position].layer;
-    const NamedRange range(ranges_, [&layer] { return layer.name() + " forward"; });
+    const NamedRange range(ranges_, [&] { return placed_[position].layer->name() + " forward"; });
     pass.host.before_layer(static_cast<int>(position));
-    const LayerIo io = layer_io(position, pass, shapes, training);
-    if (io.batch.size > 0) layer.forward(io);
+    run_layer(position, pass, shapes, training);
     pass.host.after_layer(static_cast<int>(position));
-    y = io.y;
   }
-  return y;
+  return shapes.back().empty() ? Tensor() : tensor_at(placed_.back().y, {dtype_, shapes.back()}, pass.slot);
+}
+
+void Stage::run_layer(std::size_t position, const Pass& pass, const std::vector<Shape>& shapes, bool training) {
+  const LayerIo io = layer_io(position, pass, shapes, training);
+  if (io.batch.size > 0) placed_[position].layer->forward(io);
+}
+
+/// The range of recomputed layers that ends at `last`.
+void Stage::run_again(std::size_t last, const Pass& pass, const std::vector<Shape>& shapes) {
+  for (auto position = static_cast<std::size_t>(placed_[last].again_from); position <= last; ++position) {
+    const NamedRange range(ranges_, [&] { return placed_[position].layer->name() + " forward again"; });
+    run_layer(position, pass, shapes, true);
+  }
 }
 
 InputActivation Stage::input_activation(std::size_t position, const Pass& pass,
@@ -219,6 +259,7 @@ Tensor Stage::run_backward(const Pass& pass, std::vector<char>& touched, Tensor 
   int free_scratch = dy.defined() && dy.raw() == scratch_[0].raw() ? 1 : 0;
   for (std::size_t position = placed_.size(); position-- > 0;) {
     const PlacedLayer& placed = placed_[position];
+    if (placed.again_from >= 0) run_again(position, pass, shapes);
     const NamedRange range(ranges_, [&placed] { return placed.layer->name() + " backward"; });
     pass.host.before_layer(static_cast<int>(position));
     LayerIo io = layer_io(position, pass, shapes, true);

@@ -23,9 +23,9 @@ namespace pdl {
 /// One virtual stage on this rank, with its parameters.
 struct StagePart {
   StagePart(const LayerList& layers, int first, int last, const ModelDescription& model, std::int64_t max_samples,
-            DType dtype, Backend& backend)
+            DType dtype, Backend& backend, const std::vector<LayerRange>& recomputed = {})
       : store(make_param_store(layers, first, last)),
-        stage(layers, first, last, model.sample_input, max_samples, dtype, backend) {}
+        stage(layers, first, last, model.sample_input, max_samples, dtype, backend, recomputed) {}
 
   ParamStore store;
   Stage stage;

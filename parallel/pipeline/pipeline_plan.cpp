@@ -56,7 +56,7 @@ Schedule PipelinePlan::evaluation(int micro_batches) const {
 }
 
 /// Layers [first, last) of a virtual stage. The last one has the loss unless it is gathered.
-std::pair<int, int> PipelinePlan::layer_range(int virtual_stage) const {
+LayerRange PipelinePlan::layer_range(int virtual_stage) const {
   const std::vector<int> begins = stage_begins(options_.balance);
   const auto stage = static_cast<std::size_t>(virtual_stage);
   const bool has_loss = stage + 1 == options_.balance.size() && !options_.gathered_loss;
@@ -78,17 +78,29 @@ std::vector<int> PipelinePlan::typical_steps() const {
   return steps;
 }
 
-std::vector<std::pair<int, int>> PipelinePlan::layer_ranges(int rank) const {
-  std::vector<std::pair<int, int>> ranges;
-  for (int chunk = 0; chunk < options_.chunks; ++chunk) ranges.push_back(layer_range(chunk * options_.stages + stage_of(rank)));
+std::vector<LayerRange> PipelinePlan::layer_ranges(int rank) const {
+  std::vector<LayerRange> ranges;
+  for (int chunk = 0; chunk < options_.chunks; ++chunk) {
+    ranges.push_back(layer_range(chunk * options_.stages + stage_of(rank)));
+  }
   return ranges;
+}
+
+std::vector<LayerRange> PipelinePlan::recomputed(int rank) const {
+  std::vector<LayerRange> all;
+  for (const LayerRange& range : layer_ranges(rank)) {
+    const std::vector<LayerRange> some = recomputed_in(range);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
 std::vector<std::unique_ptr<StagePart>> PipelinePlan::make_parts(int rank) const {
   std::vector<std::unique_ptr<StagePart>> parts;
   const auto add = [&](int first, int last) {
     parts.push_back(std::make_unique<StagePart>(layers_, first, last, context_.model, largest_micro_batch(),
-                                                context_.training.dtype, context_.backend));
+                                                context_.training.dtype, context_.backend,
+                                                recomputed_in({first, last})));
   };
   for (const auto& [first, last] : layer_ranges(rank)) add(first, last);
   const int layers = static_cast<int>(layers_.size());
@@ -197,6 +209,11 @@ std::vector<StageCost> PipelinePlan::stage_costs(const std::vector<LayerCost>& l
       cost.backward += layers[static_cast<std::size_t>(layer)].backward;
     }
     cost.recompute = cost.forward;
+    for (const LayerRange& again : recomputed_in(layer_range(static_cast<int>(stage)))) {
+      for (int layer = again.first; layer < again.second; ++layer) {
+        cost.backward += layers[static_cast<std::size_t>(layer)].forward;
+      }
+    }
     costs.push_back(cost);
   }
   return costs;

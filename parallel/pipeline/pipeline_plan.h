@@ -11,6 +11,7 @@
 #include "parallel/grid/process_grid.h"
 #include "parallel/pipeline/partition.h"
 #include "parallel/pipeline/pipeline_executor.h"
+#include "parallel/pipeline/recomputation.h"
 #include "parallel/pipeline/schedule_timeline.h"
 #include "parallel/pipeline/stage_feeder.h"
 
@@ -23,7 +24,8 @@ struct PipelineOptions {
   int micro_batches = 1;           ///< of a step, where a replica of the pipeline has as many samples
   /// Micro-batches of the schedule from which follows what a rank must hold, where steps overlap; 0: those of a step.
   int scheduled = 0;
-  bool gathered_loss = false;  ///< the loss is left out of the last stage and computed once all outputs are there
+  Recomputation recomputation = {};  ///< of layers, within their backward passes; a schedule's is of whole stages
+  bool gathered_loss = false;        ///< the loss is left out of the last stage and computed once all outputs are there
   std::function<Schedule(int micro_batches)> schedule;  ///< of a training step, or of so many micro-batches in a row
   /// Where ranks stand: along pp the ranks of one pipeline, dp replicas of the pipeline, tp divide the layers of a
   /// stage.
@@ -67,7 +69,9 @@ class PipelinePlan {
   const ParamStore& dense() const { return dense_; }
   int owner_of(int dense_index) const;
   /// Layers [first, last) of each virtual stage of a rank, the loss with the last one.
-  std::vector<std::pair<int, int>> layer_ranges(int rank) const;
+  std::vector<LayerRange> layer_ranges(int rank) const;
+  /// The layers among them that run again in a backward pass.
+  std::vector<LayerRange> recomputed(int rank) const;
   /// Elements of other ranks' parameters that world rank 0 receives at a time when it visits all; 0 when it has all.
   std::int64_t visit_elements() const;
 
@@ -79,7 +83,10 @@ class PipelinePlan {
   std::vector<StageCost> stage_costs(const std::vector<LayerCost>& layers) const;
 
  private:
-  std::pair<int, int> layer_range(int virtual_stage) const;
+  LayerRange layer_range(int virtual_stage) const;
+  std::vector<LayerRange> recomputed_in(const LayerRange& range) const {
+    return recomputed_layers(layers_, range.first, range.second, options_.recomputation);
+  }
   StageNeeds data_needs(int rank) const;
   int held(int rank, bool training) const;
   int scheduled() const { return options_.scheduled > 0 ? options_.scheduled : options_.micro_batches; }

@@ -59,8 +59,8 @@ class TensorParallelFactory final : public LayerFactory {
 };
 
 /// Why `model` cannot be divided over `parts` ranks, as the end of a sentence about `parts`, with the nearest numbers
-/// that can; empty when it can.
-std::string obstacle_to_tensor_parallel(const ModelDescription& model, SpreadOver spread, int parts);
+/// that can; empty when it can. With `ranks` above 0 only numbers that divide them can.
+std::string obstacle_to_tensor_parallel(const ModelDescription& model, SpreadOver spread, int parts, int ranks = 0);
 
 /// What one rank of a group sends in passes over a micro-batch, by operation: "all_reduce" and so on.
 struct TensorTraffic {

@@ -136,7 +136,7 @@ void add_traffic(TensorTraffic& traffic, const Divided& layer, SpreadOver spread
 
 }  // namespace
 
-std::string obstacle_to_tensor_parallel(const ModelDescription& model, SpreadOver spread, int parts) {
+std::string obstacle_to_tensor_parallel(const ModelDescription& model, SpreadOver spread, int parts, int ranks) {
   if (parts == 1) return "";
   Division division;
   model.build(DivisionReader(spread, division));
@@ -149,6 +149,7 @@ std::string obstacle_to_tensor_parallel(const ModelDescription& model, SpreadOve
     const std::int64_t length = model.sample_input.shape[0];
     extents.push_back({str(length, " tokens of a sequence"), length});
   }
+  if (ranks > 0) extents.insert(extents.begin(), {str(ranks, " ranks"), ranks});
   const std::string problem = obstacle(extents, parts);
   if (problem.empty()) return "";
   std::int64_t most = extents.front().count;

@@ -44,6 +44,12 @@ def main():
         ddp, zero = published["gigabytes"]["ddp"][i], published["gigabytes"]["zero"][i]
         print(f"{ranks:>6}" + "".join(f"{value:>18.2f}" for value in values) +
               f"{ddp:>16.1f}{zero:>16.1f}{values[2] / values[0]:>13.0%} {zero / ddp:>10.0%}")
+    print(f"\nmegatron-intra: all ranks divide layers, 32 sequences for each\n{'ranks':>6}{'predicted':>12}{'published':>12}")
+    for ranks, value in zip(published["ranks"], published["gigabytes"]["megatron-intra"]):
+        if value is not None:
+            batch = f"training.batch_size_per_rank={32 * ranks}"
+            predicted = gigabytes(args.binary, "megatron_intra_gpt2_medium.json", ranks, [adam, dtype, batch])
+            print(f"{ranks:>6}{predicted:>12.2f}{value:>12.1f}")
 
 
 if __name__ == "__main__":

@@ -254,6 +254,20 @@ class Plan(Case):
                 self.assertLess(abs(share - zero / ddp), 0.03, f"{ranks} ranks")
         self.assertEqual(shares, sorted(shares, reverse=True))
 
+    def test_tensor_parallel_memory_is_u_shaped_as_published(self):
+        """Weights shrink with the ranks that divide them, activations grow with the batch: least on 2 ranks, as in figure 9."""
+        with open(os.path.join(ROOT, "results/published/gpt2_memory_by_ranks.json"), encoding="utf-8") as file:
+            published = json.load(file)
+        curve = [(ranks, value) for ranks, value in zip(published["ranks"], published["gigabytes"]["megatron-intra"]) if value]
+        adam = 'training.optimizer={"name": "adamw", "lr": 0.001, "weight_decay": 0.01}'
+        for dtype in ("fp32", "bf16"):
+            plans = [self.plan("study/megatron_intra_gpt2_medium.json", "--ranks", str(ranks), adam, f"training.dtype={dtype}",
+                               f"training.batch_size_per_rank={32 * ranks}") for ranks, _ in curve]
+            predicted = [plan["memory_predicted_bytes"]["total"] for plan in plans]
+            for values in (predicted, [value for _, value in curve]):
+                self.assertEqual(curve[values.index(min(values))][0], 2, f"{dtype}: {values}")
+                self.assertEqual(values[1:], sorted(values[1:]))
+
     def test_the_plan_compares_the_stages_with_ddp(self):
         for config, columns in (("study/zero_vgg16.json", ["ddp", "stage 1", "stage 2", "stage 3"]),
                                 ("study/lbann_vgg16.json", ["lbann", "lbann, sharded", "ddp", "ddp, gradient_as_bucket_view"])):

@@ -1,8 +1,13 @@
 // The megatron engine on every grid that the ranks can form: against serial training, in fp64, with dropout on.
 
+#include <algorithm>
+#include <bit>
 #include <set>
+#include <sstream>
 
 #include "cli/comparison.h"
+#include "parallel/engines/megatron.h"
+#include "parallel/pipeline/staged_model.h"
 #include "tests/support/catch.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/tiny_experiments.h"
@@ -149,9 +154,12 @@ TEST_CASE("images are trained on every grid that divides their channels", "[mega
 
 TEST_CASE("memory and bytes are the predicted ones on every grid", "[megatron]") {
   for (const Grid& grid : grids(test_world().info().size)) {
-    for (const Overrides& way :
-         {Overrides{}, Overrides{"engine.sequence_parallel=true", "engine.use_distributed_optimizer=true",
-                                 R"(training.optimizer={"name": "lamb", "lr": 0.01, "clip_grad_norm": 1.0})"}}) {
+    for (const Overrides& way : {Overrides{},
+                                 Overrides{"engine.sequence_parallel=true", "engine.use_distributed_optimizer=true",
+                                           R"(training.optimizer={"name": "lamb", "lr": 0.01, "clip_grad_norm": 1.0})"},
+                                 Overrides{"engine.recompute_granularity=full"},
+                                 Overrides{"engine.sequence_parallel=true", "engine.recompute_granularity=full",
+                                           "engine.recompute_method=block", "workload.dropout=0.0"}}) {
       INFO("tp " << grid.tp << ", pp " << grid.pp << ", dp " << grid.dp << ", " << way.size() << " knobs");
       Overrides more = way;
       more.insert(more.end(),
@@ -180,6 +188,67 @@ TEST_CASE("memory and bytes are the predicted ones on every grid", "[megatron]")
   }
 }
 
+namespace {
+
+struct Ranges final : RangeListener {
+  explicit Ranges(int& count) : recomputed(count) {}
+  void push(const std::string& name) override { recomputed += name.ends_with("forward again") ? 1 : 0; }
+  void pop() override {}
+  int& recomputed;
+};
+
+/// Bits of this rank's state and the losses after two steps; `recomputed` += passes that a block went through again.
+std::string bits_after_two_steps(const Grid& grid, const Overrides& overrides, int& recomputed) {
+  const std::unique_ptr<Experiment> experiment = experiment_of(grid, overrides);
+  experiment->device->name_ranges_to(std::make_unique<Ranges>(recomputed));
+  const Outcome outcome = train_for_comparison(*experiment, 2);
+  std::string bits;
+  for (const double loss : outcome.losses) bits += str(std::bit_cast<std::int64_t>(loss), " ");
+  for (const StateTensor& state : experiment->engine->state()) bits += hash_of(state.tensor) + " ";
+  return bits;
+}
+
+}  // namespace
+
+TEST_CASE("recomputed blocks train the same bits", "[megatron]") {
+  const int ranks = test_world().info().size;
+  const Overrides recipe = {"workload.layers=6", "training.micro_batch_size=1", "workload.dropout=0.2",
+                            "training.deterministic=true", str("training.global_batch_size=", 4 * ranks)};
+  for (const Grid& grid : grids(ranks)) {
+    for (const bool is_interleaved : {false, true}) {
+      if (is_interleaved && grid.pp == 1) continue;
+      for (const char* spread : {"engine.sequence_parallel=false", "engine.sequence_parallel=true"}) {
+        Overrides plain = recipe;
+        plain.emplace_back(spread);
+        if (is_interleaved) plain.emplace_back("engine.virtual_pipeline_model_parallel_size=2");
+        int recomputed = 0;
+        const std::string expected = bits_after_two_steps(grid, plain, recomputed);
+        REQUIRE(recomputed == 0);
+        for (const auto& way : {std::pair{"uniform", 1}, std::pair{"uniform", 2}, std::pair{"block", 1}}) {
+          INFO("tp " << grid.tp << ", pp " << grid.pp << ", dp " << grid.dp << ", " << spread << ", "
+                     << (is_interleaved ? "interleaved, " : "") << way.first << " " << way.second);
+          Overrides more = plain;
+          more.insert(more.end(),
+                      {"engine.recompute_granularity=full", str("engine.recompute_method=", way.first),
+                       str("engine.recompute_num_layers=", is_interleaved && grid.pp > 2 ? 1 : way.second)});
+          int again = 0;
+          CHECK(bits_after_two_steps(grid, more, again) == expected);
+          // Each of 6 blocks is on as many ranks as divide it, and sees the samples of its replica, one at a time.
+          int everywhere = 0;
+          for (const std::string& count : test_world().gather(str(again))) everywhere += std::stoi(count);
+          const int passes = 2 * 4 * ranks * grid.tp;
+          if (std::string(way.first) == "uniform") {
+            CHECK(everywhere == 6 * passes);
+          } else {
+            CHECK(everywhere >= passes);
+            CHECK(everywhere <= grid.pp * (is_interleaved ? 2 : 1) * passes);
+          }
+        }
+      }
+    }
+  }
+}
+
 /// Ranks of equal stage and tensor-parallel place are replicas; their weights keep the same bits.
 TEST_CASE("replicas of a stage hold the same bits after every step", "[megatron]") {
   World& world = test_world();
@@ -197,5 +266,71 @@ TEST_CASE("replicas of a stage hold the same bits after every step", "[megatron]
     const int here = world.info().rank, place = here % grid.tp + here / (grid.tp * grid.dp) * grid.tp * grid.dp;
     CHECK(all[static_cast<std::size_t>(place)] == bits);
     CHECK(static_cast<int>(std::set<std::string>(all.begin(), all.end()).size()) == grid.tp * grid.pp);
+  }
+}
+
+namespace {
+
+/// "name bits" of the gradient of every parameter that this rank has whole, after the sums of one step.
+std::vector<std::string> whole_gradients(const Grid& grid, const MegatronKnobs& knobs, const Overrides& overrides) {
+  const std::unique_ptr<Experiment> experiment = experiment_of(grid, overrides);
+  std::unique_ptr<StepMethod> method = make_megatron_method(*experiment->context, knobs);
+  const auto& model = dynamic_cast<const StagedModel&>(method->model());
+  experiment->engine = make_synchronous_engine(*experiment->context, std::move(method));
+  experiment->engine->prepare();
+  Observer nobody;
+  const std::int64_t batch = experiment->config.training.global_batch;
+  experiment->engine->run_epoch(EpochPlan(batch, batch, 1, 0, true, false, 1), nobody);
+  std::vector<std::string> gradients;
+  for (int chunk = 0; chunk < knobs.chunks; ++chunk) {
+    const ParamStore& store = model.update().shards(chunk).store();
+    for (std::size_t i = 0; i < store.params().size(); ++i) {
+      if (store.params()[i].spec.slice.axis >= 0) continue;
+      const Tensor gradient = store.view(store.grads(), static_cast<int>(i));
+      const auto* const values = gradient.data<double>();
+      const bool is_zero = std::all_of(values, values + gradient.elements(), [](double value) { return value == 0.0; });
+      gradients.push_back(store.params()[i].spec.name + " " + (is_zero ? "zero" : hash_of(gradient)));
+    }
+  }
+  return gradients;
+}
+
+}  // namespace
+
+/// Each rank of a tensor-parallel group finds, or with sequence parallelism sums up, the gradients of what all of them
+/// hold. Were one left out, weights would drift apart without a word.
+TEST_CASE("gradients of replicated parameters are equal on all tensor-parallel ranks, bit by bit", "[megatron]") {
+  World& world = test_world();
+  for (const Grid& grid : grids(world.info().size)) {
+    if (grid.tp == 1) continue;
+    for (const bool spreads : {false, true}) {
+      for (const int chunks : {1, 2}) {
+        if (chunks > 1 && grid.pp == 1) continue;
+        INFO("tp " << grid.tp << ", pp " << grid.pp << ", dp " << grid.dp << ", sequence parallel " << spreads << ", "
+                   << chunks << " chunks");
+        MegatronKnobs knobs;
+        knobs.tp = grid.tp;
+        knobs.pp = grid.pp;
+        knobs.chunks = chunks;
+        knobs.sequence_parallel = spreads;
+        const Overrides recipe = {"workload.layers=6", "training.micro_batch_size=2"};
+        std::string mine;
+        for (const std::string& gradient : whole_gradients(grid, knobs, recipe)) mine += gradient + "\n";
+        const std::vector<std::string> all = world.gather(mine);
+        int compared = 0;
+        for (int rank = 0; rank < world.info().size; ++rank) {
+          std::istringstream first(all[static_cast<std::size_t>(rank - rank % grid.tp)]);
+          std::istringstream here(all[static_cast<std::size_t>(rank)]);
+          for (std::string expected, gradient; std::getline(first, expected);) {
+            std::getline(here, gradient);
+            CHECK(gradient == expected);
+            CHECK(!gradient.ends_with("zero"));
+            ++compared;
+          }
+        }
+        // Two norms and two biases of row layers in each of 6 blocks, the last norm, the positions.
+        CHECK(compared == (6 * 6 + 3) * grid.tp * grid.dp);
+      }
+    }
   }
 }

@@ -34,6 +34,7 @@ class TransformerBlock final : public Layer {
   std::vector<TensorSpec> saved_specs(const Shape& x, DType dtype) const override;
   std::int64_t workspace_bytes(const Shape& x, DType dtype, Backend& backend) const override;
   double flops(const Shape& x) const override;
+  bool is_block() const override { return true; }
   void forward(const LayerIo& io) const override;
   void backward(const LayerIo& io) const override;
 

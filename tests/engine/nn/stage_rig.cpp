@@ -167,8 +167,12 @@ Chain::Chain(const TinyModel& model, Settings settings)
   for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
     Piece piece;
     piece.store = std::make_unique<ParamStore>(make_param_store(layers_, bounds[i], bounds[i + 1]));
+    std::vector<LayerRange> recomputed;
+    for (const LayerRange& range : settings.recomputed) {
+      if (range.first >= bounds[i] && range.second <= bounds[i + 1]) recomputed.push_back(range);
+    }
     piece.stage = std::make_unique<Stage>(layers_, bounds[i], bounds[i + 1], model.input, settings.max_samples,
-                                          settings.dtype, *backend_);
+                                          settings.dtype, *backend_, recomputed);
     piece.store->allocate(*device_, settings.dtype);
     piece.store->initialise(*device_, kSeed);
     piece.stage->allocate(*device_);

@@ -61,6 +61,7 @@ class Chain {
     std::vector<int> cuts = {};
     std::int64_t max_samples = 4;
     int slots = 1;
+    std::vector<LayerRange> recomputed = {};  ///< within pieces
     DType dtype = DType::fp64;
   };
   struct Piece {

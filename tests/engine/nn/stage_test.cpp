@@ -304,26 +304,96 @@ TEST_CASE("a stage tells what it takes and hands on") {
         Chain(gpt, {}).pieces()[0].stage->forward_flops(2));
 }
 
-TEST_CASE("layers tell a profiler their names, from the outside of each pass") {
-  struct Names final : RangeListener {
-    explicit Names(std::vector<std::string>& to) : names(to) {}
-    void push(const std::string& name) override { names.push_back(name); }
-    void pop() override { names.push_back(")"); }
-    std::vector<std::string>& names;
-  };
-  const TinyModel model = tiny_mlp();
-  Chain chain(model, {});
+namespace {
+
+struct Names final : RangeListener {
+  explicit Names(std::vector<std::string>& to) : names(to) {}
+  void push(const std::string& name) override { names.push_back(name); }
+  void pop() override { names.push_back(")"); }
+  std::vector<std::string>& names;
+};
+
+/// What the chain's only stage tells a profiler in a step.
+std::vector<std::string> names_of_step(Chain& chain, TestBatch& batch) {
   std::vector<std::string> names;
   chain.device().name_ranges_to(std::make_unique<Names>(names));
   chain.pieces()[0].stage->allocate(chain.device());  // where a stage asks who listens
+  run(chain, batch);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("layers tell a profiler their names, from the outside of each pass") {
+  const TinyModel model = tiny_mlp();
+  Chain chain(model, {});
   const auto batch = make_batch(model, {0, 1}, 2);
-  run(chain, *batch);
   std::vector<std::string> expected;
   for (const auto& layer : chain.layers()) expected.insert(expected.end(), {layer->name() + " forward", ")"});
   for (std::size_t i = chain.layers().size(); i-- > 0;) {
     expected.insert(expected.end(), {chain.layers()[i]->name() + " backward", ")"});
   }
-  CHECK(names == expected);
+  CHECK(names_of_step(chain, *batch) == expected);
+}
+
+TEST_CASE("recomputed layers give the same bits and keep only their inputs") {
+  using Ranges = std::vector<LayerRange>;
+  const TinyModel text = tiny_gpt(0.2), images = tiny_vgg(0.4);
+  const std::vector<std::pair<TinyModel, std::vector<Ranges>>> cases = {
+      {text, {{{1, 2}}, {{1, 2}, {2, 3}}, {{1, 3}}, {{0, 4}}, {{2, 4}}}},
+      {images, {{{0, 3}, {3, 6}}, {{1, 2}}, {{2, 8}}, {{0, 8}}}}};
+  for (const auto& [model, all_ranges] : cases) {
+    const auto batch = make_batch(model, {9, 3, 12}, 3), other = make_batch(model, {4, 5}, 3);
+    for (const std::vector<int>& cuts : {std::vector<int>{}, std::vector<int>{3}}) {
+      const Chain::Settings plain = {.cuts = cuts, .max_samples = 3, .slots = 2};
+      Chain whole(model, plain);
+      whole.scramble_values();
+      const Outcome expected = run(whole, *batch);
+      for (const Ranges& ranges : all_ranges) {
+        INFO(model.outputs << " outputs, layers " << ranges.front().first << " to " << ranges.front().second << ", "
+                           << ranges.size() << " ranges, " << cuts.size() << " cuts");
+        Chain::Settings settings = plain;
+        settings.recomputed = ranges;
+        Chain chain(model, settings);
+        chain.scramble_values();
+        CHECK(run(chain, *batch) == expected);
+        // Another micro-batch goes forward in between: what is recomputed may lie over what was there.
+        batch->metrics = {0.0, 0.0};
+        chain.clear();
+        chain.forward(0, *batch);
+        chain.forward(1, *other);
+        chain.backward(0, *batch);
+        CHECK(batch->metrics == expected.metrics);
+        CHECK(chain.gradients() == expected.gradients);
+        std::int64_t kept = 0, needed = 0, held = 0;
+        for (const Chain::Piece& piece : whole.pieces()) kept += piece.stage->slot_bytes();
+        for (const Chain::Piece& piece : chain.pieces()) {
+          needed += piece.stage->slot_bytes();
+          held += 2 * piece.stage->slot_bytes() + piece.stage->scratch_bytes();
+        }
+        CHECK(needed <= kept);
+        if (cuts.empty()) CHECK((needed < kept || ranges == Ranges{{1, 2}}));  // a pool alone has nothing to drop
+        CHECK(chain.device().memory().current()[MemoryKind::activations] == held);
+      }
+    }
+  }
+}
+
+TEST_CASE("recomputed layers go forward twice, just before they go backward") {
+  const TinyModel model = tiny_gpt(0.2);
+  Chain chain(model, {.recomputed = {{1, 3}}});
+  const std::vector<std::string> names = names_of_step(chain, *make_batch(model, {0, 1}, 2));
+  const std::vector<std::string> expected = {"ln_f backward", ")", "h.0 forward again", ")", "h.1 forward again", ")",
+                                             "h.1 backward",  ")", "h.0 backward",      ")"};
+  const auto found = std::search(names.begin(), names.end(), expected.begin(), expected.end());
+  CHECK(found != names.end());
+  CHECK(names.size() == 2 * (2 * chain.layers().size() + 2));
+}
+
+TEST_CASE("what the loss writes over is never recomputed") {
+  const TinyModel model = tiny_gpt(0.0);
+  CHECK_THROWS_WITH(Chain(model, {.recomputed = {{4, 5}}}), ContainsSubstring("overwrites its input"));
+  CHECK_THROWS_WITH(Chain(model, {.recomputed = {{4, 6}}}), ContainsSubstring("overwrites its input"));
 }
 
 namespace {
