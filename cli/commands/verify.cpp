@@ -28,6 +28,10 @@ double usual_tolerance(const TrainingOptions& training) {
 /// Products with rounded inputs leave some parameters, such as biases after a few steps, few right digits.
 bool judges_only_losses(const TrainingOptions& training) { return is_half(training.dtype) || training.tf32; }
 
+bool chooses_kernels_by_timing(const Experiment& experiment) {
+  return !experiment.config.training.deterministic && experiment.device->info().kind == "cuda";
+}
+
 /// Prints the table; returns whether everything is within the tolerance.
 bool report(std::vector<Deviation> rows, double tolerance, const Experiment& experiment, int ranks, int steps) {
   std::vector<std::vector<std::string>> cells;
@@ -48,6 +52,12 @@ bool report(std::vector<Deviation> rows, double tolerance, const Experiment& exp
   std::fprintf(stderr, "worst: %s, %s (tolerance %s)\n", worst.what.c_str(), scientific(worst.error).c_str(),
                scientific(tolerance).c_str());
   if (!same) std::fprintf(stderr, "first to differ: %s\n", first->what.c_str());
+  if (!same && chooses_kernels_by_timing(experiment)) {
+    std::fprintf(
+        stderr,
+        "hint: kernels chosen by timing round differently, which now and then decides a branch of ReLU or max pooling: "
+        "try training.deterministic=true\n");
+  }
   std::printf("VERIFY %s engine=%s reference=%s ranks=%d steps=%d worst=%s tolerance=%s%s\n",
               same ? "PASSED" : "FAILED", experiment.config.engine->name.c_str(),
               experiment.config.engine->reference.c_str(), ranks, steps, scientific(worst.error).c_str(),
