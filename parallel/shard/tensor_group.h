@@ -15,6 +15,11 @@
 // gradient of everything. Behind a layer that is whole on every rank each would find all of it, and a sum would be t
 // times too large; no layer here needs that other backward pass.
 //
+// Layers that do any of this are not `repeatable`: their stages are not recorded as CUDA graphs. An operation of a
+// group is more than what lies in a stream. The host numbers it for the ranks' board, which finds ranks that are out of
+// step, counts its bytes, times it with events, and gives its wait a deadline; through host memory it also sends. A
+// replay would do none of this.
+//
 // Source: Shoeybi et al., "Megatron-LM", arXiv:1909.08053 (2019), section 3; Korthikanti et al., "Reducing Activation
 // Recomputation in Large Transformer Models", arXiv:2205.05198 (2022), section 4.2.
 

@@ -187,6 +187,10 @@ double TransformerBlock::flops(const Shape& x) const {
          children_[kFc1]->flops(x) + children_[kFc2]->flops(s.hidden);
 }
 
+bool TransformerBlock::repeatable() const {
+  return std::all_of(children_.begin(), children_.end(), [](const auto& child) { return child->repeatable(); });
+}
+
 LayerIo TransformerBlock::child_io(const LayerIo& io, Child child, const Tensor& x, const Tensor& y,
                                    std::span<const Tensor> saved) const {
   const auto first = static_cast<std::size_t>(first_param_[child]);

@@ -35,6 +35,7 @@ class TransformerBlock final : public Layer {
   std::int64_t workspace_bytes(const Shape& x, DType dtype, Backend& backend) const override;
   double flops(const Shape& x) const override;
   bool is_block() const override { return true; }
+  bool repeatable() const override;  ///< when all its children are
   void forward(const LayerIo& io) const override;
   void backward(const LayerIo& io) const override;
 

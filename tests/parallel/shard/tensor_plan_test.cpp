@@ -121,3 +121,18 @@ TEST_CASE("a rank keeps its share of parameters and activations, known without a
     }
   }
 }
+
+TEST_CASE("layers that send are not recorded, nor are blocks that hold such") {
+  const ModelDescription model = gpt2_medium();
+  for (const int parts : {1, 2}) {
+    const TensorGroup group{.rank = 0, .size = parts};
+    for (const SpreadOver spread : {SpreadOver::none, SpreadOver::sequence}) {
+      if (parts == 1 && spread != SpreadOver::none) continue;
+      const LayerList layers = model.build(TensorParallelFactory(group, spread));
+      for (const auto& layer : layers) {
+        INFO(layer->name() << " over " << parts);
+        CHECK(layer->repeatable() == (parts == 1 || layer->name() == "ln_f"));
+      }
+    }
+  }
+}
