@@ -10,6 +10,8 @@
 //                   sum the gradients over the replicas; clip by the stage's own norm
 //                   update: read the newest weights, write the next version into the ring
 //   nothing waits for a step to end; at the end of an epoch all stages have made all their updates
+//   drain=never: the first W[s] forwards of the next epoch read the ring's older versions, as if there had been no end:
+//   mini-batch t of the whole training finds the weights after max(0, t / r[s] - W[s]) updates
 //
 // Papers: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019;
 // "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (mode 2bw). Upstream: msr-fiddle/pipedream,
@@ -29,7 +31,8 @@
 //     the same sums
 //   - a parameter that first and last stage share (GPT-2's embedding) has stage 0's version in both and stays one
 //     parameter (pipeline/tied_exchange.h); upstream has no rule, its 2bw lets the copies drift apart
-//   - mode vertical_sync is in the paper, not in the released code; lr_staleness is nobody's but ours
+//   - mode vertical_sync is in the paper, not in the released code; lr_staleness and drain=never are nobody's but ours
+//   - with drain=never mode none holds W[s] + 1 versions, to find the old ones after an epoch's end; else one
 //   - no upstream macrobatch, where stages update at different rates and some backwards see other weights than their
 //     forwards; no upstream recompute, which is read and never used
 //   - training.optimizer.clip_grad_norm is a stage's: a norm over all stages would stop the pipeline
@@ -38,13 +41,14 @@
 // Knobs (upstream name = default)
 //   replicas=[] balance=[] (upstream: a configuration file that its planner writes)
 //   plan=straight  profile=""  bandwidth=1  network_bandwidth=1  ranks_per_node=0  memory_gib=0 (its planner's
-//   arguments) own: mode=stash  batch_rule=match_update  lr_staleness=none  micro_batches=0 (2bw, flush)
+//   arguments) own: mode=stash  batch_rule=match_update  lr_staleness=none  drain=epoch  micro_batches=0 (2bw, flush)
 
 #include "parallel/engines/pipedream.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <optional>
 
 #include "parallel/pipeline/async_pipeline.h"
 #include "parallel/pipeline/pipeline_forecast.h"
@@ -75,13 +79,15 @@ PartitionReport choose_layout(const PipedreamKnobs& knobs, const std::vector<Lay
   return report;
 }
 
-Schedule schedule_of(const PipedreamKnobs& knobs, int units) {
-  if (knobs.mode == "2bw") return double_buffered(knobs.stages(), knobs.micro_batches, units / knobs.micro_batches);
-  if (knobs.mode == "flush") return flushed(knobs.stages(), knobs.micro_batches, units / knobs.micro_batches);
+/// `before` as in AsyncOptions.
+Schedule schedule_of(const PipedreamKnobs& knobs, int units, std::optional<std::int64_t> before) {
+  const int batches = knobs.has_micro_batches() ? units / knobs.micro_batches : 0;
+  if (knobs.mode == "2bw") return double_buffered(knobs.stages(), knobs.micro_batches, batches, before);
+  if (knobs.mode == "flush") return flushed(knobs.stages(), knobs.micro_batches, batches);
   const Stashing stashing = knobs.mode == "stash"           ? Stashing::stash
                             : knobs.mode == "vertical_sync" ? Stashing::vertical_sync
                                                             : Stashing::none;
-  return continuous(knobs.replicas, units, stashing);
+  return continuous(knobs.replicas, units, stashing, before);
 }
 
 /// Updates by which the weights of a round are behind when it is through, in the middle of an epoch.
@@ -91,12 +97,14 @@ int lag_of(const PipedreamKnobs& knobs, int stage) {
 }
 
 AsyncOptions async_options(const PipedreamKnobs& knobs, const Balance& balance) {
-  AsyncOptions options{.balance = balance,
-                       .replicas = knobs.replicas,
-                       .units_per_step = knobs.units_per_step(),
-                       .units_per_update = knobs.has_micro_batches() ? knobs.micro_batches : 0,
-                       .schedule = [knobs](int units) { return schedule_of(knobs, units); },
-                       .lr_factors = {}};
+  AsyncOptions options{
+      .balance = balance,
+      .replicas = knobs.replicas,
+      .units_per_step = knobs.units_per_step(),
+      .units_per_update = knobs.has_micro_batches() ? knobs.micro_batches : 0,
+      .schedule = [knobs](int units, std::optional<std::int64_t> before) { return schedule_of(knobs, units, before); },
+      .lr_factors = {},
+      .keeps_lags = knobs.keeps_lags()};
   int longest = 1;  // units that a stage needs to show its whole pattern: filled, steady for a while, drained
   for (int stage = 0; stage < knobs.stages(); ++stage) {
     longest = std::max(longest, 2 * (warm_up_depth(knobs.replicas, stage) + 1) * options.round(stage) + 2);
@@ -159,10 +167,16 @@ EngineDescription Pipedream::describe() const {
                        {"balance", list_text(report_.balance)},
                        {"batch_rule", knobs_.batch_rule},
                        {"lr_staleness", knobs_.lr_staleness},
+                       {"drain", knobs_.drain},
                        {"micro_batches", str(knobs_.micro_batches)},
                        {"plan", knobs_.plan}};
   description.differences = {"one weight version less than upstream is held, and none is ever copied",
                              "clip_grad_norm limits the norm of each stage, not that of the model"};
+  if (knobs_.keeps_lags()) {
+    description.differences.push_back(
+        "lags go on over the ends of epochs (drain=never), where upstream's PipeDream begins them anew; the pipeline "
+        "still runs empty before each validation, so its bubble stays");
+  }
   if (knobs_.mode == "published") {
     description.differences.push_back(
         "confounds of the published study's code: stashing without effect (forward and backward of a mini-batch see "
@@ -194,12 +208,11 @@ PlanTable Pipedream::memory_table() const {
   PlanTable table{.title = "memory of a rank of each stage at its peak, MiB",
                   .columns = {"stage", "parameters", "weight_versions", "gradients", "optimizer", "activations"},
                   .rows = {}};
-  const Schedule schedule = options_.schedule(options_.scheduled);
   for (int stage = 0; stage < knobs_.stages(); ++stage) {
     const int rank = pipeline_.plan().first_rank_of(stage);
     const std::vector<std::unique_ptr<StagePart>> parts = pipeline_.plan().make_parts(rank);
     const RoundUpdate update(context_, pipeline_.plan(), *parts[0], rank,
-                             schedule.ranks[static_cast<std::size_t>(rank)].versions, 0);
+                             options_.version_needs(pipeline_.plan(), rank));
     const MemoryByKind passes = pipeline_.plan().predicted_memory(rank), versions = update.predicted_memory(),
                        store = parts[0]->store.predicted_memory(context_.training.dtype);
     std::vector<std::string> row = {str(stage)};
@@ -252,10 +265,10 @@ Prediction Pipedream::predict() const {
   }
   units = std::max(1, units / options_.multiple()) * options_.multiple();
   const std::vector<StageCost> stage_costs = pipeline_.plan().stage_costs(costs_);
-  const Timeline epoch = simulate(options_.schedule(units), stage_costs);
+  const Timeline epoch = simulate(options_.schedule(units, options_.start()), stage_costs);
   prediction.bubble_fraction = epoch.idle_fraction();
 
-  const Schedule shown = options_.schedule(options_.scheduled);
+  const Schedule shown = options_.shown();
   if (knobs_.is_planned()) {
     const PlannerInput input = planner_input(context_, knobs_);
     prediction.tables = explain_plan(costs_, input.options, *plan_stages(costs_, input.options));

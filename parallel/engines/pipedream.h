@@ -16,12 +16,14 @@ struct PipedreamKnobs {
   Balance balance;             ///< layers of each stage; empty: found
   std::string batch_rule = "match_update";
   std::string lr_staleness = "none";
+  std::string drain = "epoch";    ///< when weights stop being late: epoch, never
   int micro_batches = 0;          ///< 2bw, flush: of a mini-batch; 0: as many as stages
   std::string plan = "straight";  ///< who decides replicas and balance: straight, replicated, upstream
   std::string profile;            ///< file of measured layer times; "": operations
   double bandwidth = 1.0, network_bandwidth = 1.0, memory_gib = 0.0;  ///< for the planner; GB/s of a rank
   int ranks_per_node = 0;
 
+  bool keeps_lags() const { return drain == "never"; }
   bool is_planned() const { return plan != "straight"; }
 
   /// Whether a mini-batch goes through in several micro-batches.

@@ -48,6 +48,12 @@ PipedreamKnobs read_pipedream_knobs(const ConfigReader& reader) {
                                    "one of as many data-parallel ranks would have, as upstream");
   knobs.lr_staleness = reader.choice("lr_staleness", knobs.lr_staleness, {"none", "inverse"},
                                      "inverse: learning rate of a stage divided by 1 + the updates it is behind");
+  knobs.drain = reader.choice(
+      "drain", knobs.drain, {"epoch", "never"},
+      "what becomes of lags at the end of an epoch. epoch: they begin anew, the next epoch's first mini-batches find "
+      "the "
+      "newest weights; never: they go on, these mini-batches find the weights that a pipeline which never runs empty "
+      "would give them. It runs empty before each validation either way: never keeps the lags and saves no time");
   knobs.micro_batches =
       reader.get("micro_batches", 0,
                  "mode 2bw, flush: micro-batches of a mini-batch; 0: as many as stages, or more where "
@@ -187,6 +193,10 @@ class KnobCheck {
       problem("micro_batches",
               str("2bw on ", knobs.stages(), " stages needs at least ", knobs.stages() - 1, " micro-batches, this is ",
                   knobs.micro_batches, ": the weights of a mini-batch would not exist yet when it comes"));
+    }
+    if (knobs.mode == "flush" && knobs.keeps_lags()) {
+      problem("drain",
+              "never keeps lags over the end of an epoch, but mode flush has none; leave drain out, or take mode 2bw");
     }
     if (!knobs.has_micro_batches() && (knobs.micro_batches > 0 || training.micro_batch > 0)) {
       problem(knobs.micro_batches > 0 ? "micro_batches" : "mode",

@@ -2,7 +2,7 @@
 // pipedream engine, which must have the same bits; no engine for users.
 //
 //   history[s] = [initial weights of stage s]
-//   for each mini-batch t of the epoch, from 0:
+//   for each mini-batch t, from 0 in each epoch (drain=epoch) or in the first one only (drain=never):
 //     x = samples of t
 //     for each stage s:             x = forward(s, history[s][version(s, t)], x)
 //     g = gradient of the loss
@@ -15,6 +15,7 @@
 //                   2bw    max(0, batch of t - 1)          flush          batch of t
 //                   none   forward as stash, backward t / r[s]
 //   A parameter of stage 0 that the last stage shares has stage 0's version there, and one sum of both gradients.
+//   Where t begins anew, so does the count of versions: the newest weights are version 0.
 //
 // Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, sections 3.2 and
 // 3.3; "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021, section 3.1, for 2bw.
@@ -43,10 +44,10 @@ struct RecurrenceStage {
   Buffer sum = {}, norms = {};
   std::vector<char> touched = {};
   std::int64_t rounds = 0;  ///< over the whole run
-  int newest = 0;           ///< version, in this epoch
+  std::int64_t newest = 0;  ///< version
   int tied = -1;            ///< parameter of the last stage that stage 0 owns
 
-  Tensor weights(int version) const {
+  Tensor weights(std::int64_t version) const {
     const Buffer& buffer = history[static_cast<std::size_t>(version) % history.size()];
     return buffer.tensor(part.store.dtype(), Shape{part.store.elements()});
   }
@@ -75,16 +76,17 @@ class PipedreamRecurrence final : public Engine {
   RecurrenceStage& stage(int s) { return *stages_[static_cast<std::size_t>(s)]; }
   int depth(int s) const;
   int lag(int s) const;
-  int version(int s, int t) const;
-  int backward_version(int s, int t) const { return is_naive() ? t / round(s) : version(s, t); }
+  std::int64_t version(int s, std::int64_t t) const;
+  std::int64_t backward_version(int s, std::int64_t t) const { return is_naive() ? t / round(s) : version(s, t); }
   bool is_naive() const { return knobs_.mode == "none" || knobs_.mode == "published"; }
-  double lr(int s, int k) const;
+  double lr(int s, std::int64_t k) const;
   std::int64_t whole_round() const;
-  MicroBatch load(std::int64_t step, int t);
-  void forward_and_backward(const MicroBatch& batch, int t);
-  void add_gradient(int s, int t);
-  void update(int s, int k);
-  void share_tied(int version);
+  MicroBatch load(std::int64_t step, int unit);
+  void begin_anew();
+  void forward_and_backward(const MicroBatch& batch, std::int64_t t);
+  void add_gradient(int s, std::int64_t t);
+  void update(int s, std::int64_t k);
+  void share_tied(std::int64_t version);
   double take_loss(PassResult& result, std::int64_t predictions);
 
   const EngineContext& context_;
@@ -96,6 +98,7 @@ class PipedreamRecurrence final : public Engine {
   std::unique_ptr<StageFeeder> training_, validation_;
   Buffer metrics_;
   UnitPlan units_;
+  std::int64_t first_ = 0;  ///< t of this epoch's first unit
   std::int64_t steps_done_ = 0;
 };
 
@@ -141,10 +144,12 @@ int PipedreamRecurrence::lag(int s) const {
   return depth(knobs_.mode == "vertical_sync" ? 0 : s);
 }
 
-int PipedreamRecurrence::version(int s, int t) const { return std::max(0, t / round(s) - lag(s)); }
+std::int64_t PipedreamRecurrence::version(int s, std::int64_t t) const {
+  return std::max<std::int64_t>(0, t / round(s) - lag(s));
+}
 
-double PipedreamRecurrence::lr(int s, int k) const {
-  const double rate = lr_.at(steps_done_ + units_.step_of(k * round(s)));
+double PipedreamRecurrence::lr(int s, std::int64_t k) const {
+  const double rate = lr_.at(steps_done_ + units_.step_of(static_cast<int>(k * round(s) - first_)));
   const double factor = knobs_.lr_staleness == "inverse" ? 1.0 / (1 + lag(s)) : 1.0;
   return rate * (static_cast<double>(replicas(s)) / replicas(0) * factor);
 }
@@ -182,9 +187,9 @@ void PipedreamRecurrence::prepare() {
   validation_ = feeder(*context_.data.validation);
 }
 
-MicroBatch PipedreamRecurrence::load(std::int64_t step, int t) {
+MicroBatch PipedreamRecurrence::load(std::int64_t step, int unit) {
   StageFeeder& feeder = step < 0 ? *validation_ : *training_;
-  if (t > 0) feeder.release(t - 1, context_.device.compute_stream());
+  if (unit > 0) feeder.release(unit - 1, context_.device.compute_stream());
   MicroBatch batch = feeder.next(context_.device.compute_stream(), step < 0 ? 0 : steps_done_ + step);
   batch.metrics = metrics_.tensor(DType::fp64, Shape{2});
   batch.seed = context_.training.seed;
@@ -199,18 +204,12 @@ PassResult PipedreamRecurrence::run_epoch(const EpochPlan& plan, Observer& obser
   std::vector<std::span<const std::int64_t>> ids;
   for (int t = 0; t < units_.units(); ++t) ids.push_back(units_.ids(t));
   training_->begin(std::move(ids));
-  for (const auto& here : stages_) {  // after a drained epoch all versions but the newest are past
-    if (here->part.store.elements() > 0) {
-      context_.backend.copy(here->part.store.values(), here->weights(here->newest));
-      context_.backend.copy(here->weights(0), here->part.store.values());
-    }
-    here->newest = 0;
-  }
+  if (knobs_.drain == "epoch") begin_anew();
   PassResult result;
   for (int t = 0; t < units_.units(); ++t) {
     const std::int64_t step = units_.step_of(t);
     if (t == units_.begin_of(step)) observer.step_begin();
-    forward_and_backward(load(step, t), t);
+    forward_and_backward(load(step, t), first_ + t);
     if (t + 1 != units_.end_of(step)) continue;
     const std::int64_t samples = units_.samples(units_.begin_of(step), t + 1);
     const double loss = take_loss(result, samples * context_.model.predictions_per_sample);
@@ -219,10 +218,23 @@ PassResult PipedreamRecurrence::run_epoch(const EpochPlan& plan, Observer& obser
     if (!std::isfinite(loss)) throw Error(str("the loss stopped being finite in step ", step), ExitCode::numeric);
   }
   steps_done_ += units_.steps();
+  first_ += units_.units();
   return result;
 }
 
-void PipedreamRecurrence::forward_and_backward(const MicroBatch& batch, int t) {
+/// After a drained epoch all versions but the newest are past.
+void PipedreamRecurrence::begin_anew() {
+  for (const auto& here : stages_) {
+    if (here->part.store.elements() > 0) {
+      context_.backend.copy(here->part.store.values(), here->weights(here->newest));
+      context_.backend.copy(here->weights(0), here->part.store.values());
+    }
+    here->newest = 0;
+  }
+  first_ = 0;
+}
+
+void PipedreamRecurrence::forward_and_backward(const MicroBatch& batch, std::int64_t t) {
   if (tied_owner_ >= 0) share_tied(version(0, t));
   std::vector<Tensor> inputs;
   Tensor x = batch.input;
@@ -245,7 +257,7 @@ void PipedreamRecurrence::forward_and_backward(const MicroBatch& batch, int t) {
 }
 
 /// sum[s] += the gradient of t, replica by replica; that of micro-batches together is the round's.
-void PipedreamRecurrence::add_gradient(int s, int t) {
+void PipedreamRecurrence::add_gradient(int s, std::int64_t t) {
   RecurrenceStage& here = stage(s);
   const Tensor gradient = here.part.store.grads(), sum = here.sum.tensor(gradient.dtype(), gradient.shape());
   if (s == 0 && tied_owner_ >= 0) {
@@ -261,12 +273,13 @@ void PipedreamRecurrence::add_gradient(int s, int t) {
 }
 
 /// history[s].append(OPTIMIZER(history[s].back(), sum / samples)). What the last stage shares is updated by stage 0.
-void PipedreamRecurrence::update(int s, int k) {
+void PipedreamRecurrence::update(int s, std::int64_t k) {
   RecurrenceStage& here = stage(s);
   const ParamStore& store = here.part.store;
   if (store.elements() > 0) {
+    const int begin = static_cast<int>(k * round(s) - first_);  // unit of this epoch
     const double divisor =
-        static_cast<double>(units_.samples(k * round(s), (k + 1) * round(s))) / static_cast<double>(whole_round());
+        static_cast<double>(units_.samples(begin, begin + round(s))) / static_cast<double>(whole_round());
     const Tensor sum = here.sum.tensor(store.grads().dtype(), store.grads().shape());
     const auto count = static_cast<std::int64_t>(store.params().size());
     GradientScaling scaling{.factor = 1.0 / divisor};
@@ -296,11 +309,11 @@ void PipedreamRecurrence::update(int s, int k) {
 }
 
 /// Puts stage 0's weights of a version into every version that the last stage may use next.
-void PipedreamRecurrence::share_tied(int version) {
+void PipedreamRecurrence::share_tied(std::int64_t version) {
   const RecurrenceStage &first = stage(0), &last = stage(stages() - 1);
   const Tensor owned = first.part.store.view(first.weights(version), tied_owner_);
   for (std::size_t v = 0; v < last.history.size(); ++v) {
-    context_.backend.copy(last.part.store.view(last.weights(static_cast<int>(v)), last.tied), owned);
+    context_.backend.copy(last.part.store.view(last.weights(static_cast<std::int64_t>(v)), last.tied), owned);
   }
 }
 

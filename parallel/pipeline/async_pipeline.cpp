@@ -5,18 +5,20 @@
 #include <numeric>
 
 #include "parallel/comm/world.h"
+#include "parallel/pipeline/schedule_check.h"
 
 namespace pdl {
 namespace {
 
 PipelineOptions pipeline_options(const AsyncOptions& options) {
-  return {.balance = options.balance,
-          .stages = static_cast<int>(options.balance.size()),
-          .replicas = options.replicas,
-          .micro_batches = options.units_per_step,
-          .scheduled = options.scheduled,
-          .schedule = options.schedule,
-          .grid = ProcessGrid({.pp = std::accumulate(options.replicas.begin(), options.replicas.end(), 0)})};
+  return {
+      .balance = options.balance,
+      .stages = static_cast<int>(options.balance.size()),
+      .replicas = options.replicas,
+      .micro_batches = options.units_per_step,
+      .scheduled = options.scheduled,
+      .schedule = [schedule = options.schedule, start = options.start()](int units) { return schedule(units, start); },
+      .grid = ProcessGrid({.pp = std::accumulate(options.replicas.begin(), options.replicas.end(), 0)})};
 }
 
 /// Units by which the sum over a step's ranks is asked for after its end. No rank's first pass of a unit comes before
@@ -36,11 +38,14 @@ int first_rank_of_stage(const AsyncOptions& options, int stage) {
 
 /// Rounds between a unit's forward and its backward pass on the stage, rounded up.
 int rounds_in_flight(const AsyncOptions& options, int stage) {
-  const Schedule schedule = options.schedule(options.scheduled);
+  const Schedule schedule = options.shown();
   const auto rank = static_cast<std::size_t>(first_rank_of_stage(options, stage));
   const int per_round = std::max(1, options.units_per_update);
   return (schedule.ranks[rank].in_flight + per_round - 1) / per_round;
 }
+
+/// Of a parameter that two stages share; 0 without one.
+int owner_stage_of(const PipelinePlan& plan) { return plan.tied().empty() ? 0 : plan.stage_of(plan.tied()[0].rank); }
 
 }  // namespace
 
@@ -54,6 +59,15 @@ std::int64_t AsyncOptions::nominal_samples(std::int64_t global_batch) const {
   return units_per_update > 0 ? global_batch : cut_step(global_batch, units_per_step)[0].count;
 }
 
+VersionNeeds AsyncOptions::version_needs(const PipelinePlan& plan, int rank) const {
+  const Schedule whole = shown();
+  const int owner = owner_stage_of(plan);
+  return {.versions = whole.ranks[static_cast<std::size_t>(rank)].versions,
+          .owner_versions = whole.ranks[static_cast<std::size_t>(plan.first_rank_of(owner))].versions,
+          .tied_delay = rounds_in_flight(*this, owner),
+          .outlive_run = keeps_lags};
+}
+
 AsyncPipeline::AsyncPipeline(const EngineContext& context, AsyncOptions options)
     : context_(context),
       options_(std::move(options)),
@@ -61,14 +75,14 @@ AsyncPipeline::AsyncPipeline(const EngineContext& context, AsyncOptions options)
       plan_(context, pipeline_options(options_)),
       parts_(plan_.make_parts(rank_)),
       executor_({parts_[0].get()}, plan_.executor_size(rank_), context.device, context.backend),
-      update_(context, plan_, *parts_[0], rank_,
-              options_.schedule(options_.scheduled).ranks[static_cast<std::size_t>(rank_)].versions,
-              rounds_in_flight(options_, owner_stage())),
+      update_(context, plan_, *parts_[0], rank_, options_.version_needs(plan_, rank_)),
       reports_(context, report_lag(plan_) + 2 * options_.multiple() + 2),
       lr_(make_lr_schedule(context)),
-      parameters_(context, plan_) {}
+      parameters_(context, plan_) {
+  if (options_.keeps_lags) check_schedule(options_.schedule(options_.scheduled, options_.scheduled));
+}
 
-int AsyncPipeline::owner_stage() const { return plan_.tied().empty() ? 0 : plan_.stage_of(plan_.tied()[0].rank); }
+int AsyncPipeline::owner_stage() const { return owner_stage_of(plan_); }
 
 void AsyncPipeline::prepare() {
   ParamStore& store = parts_[0]->store;
@@ -140,7 +154,7 @@ PassResult AsyncPipeline::run_epoch(const EpochPlan& plan, Observer& observer) {
   begin(plan, observer, true, *training_);
   const int units = pass_.units.units();
   if (units == 0) return pass_.result;
-  const Schedule schedule = plan_.training(units);
+  const Schedule schedule = options_.schedule(units, options_.keeps_lags ? std::optional(units_done_) : std::nullopt);
   pass_.owner_versions.assign(static_cast<std::size_t>(units), 0);
   for (int replica = 0; replica < plan_.replicas_of(owner_stage()); ++replica) {
     const int owner = plan_.first_rank_of(owner_stage()) + replica;
@@ -154,7 +168,7 @@ PassResult AsyncPipeline::run_epoch(const EpochPlan& plan, Observer& observer) {
   executor_.run(schedule, rank_, *this, observer, true);
   const int trained = std::min(units, pass_.limit);
   observer.phase(Phase::communication);
-  apply_totals(trained / options_.round(owner_stage()));
+  apply_last_totals(trained / options_.round(owner_stage()));
   update_.tied().drain();
   close_steps(trained);
   collect_steps(units + report_lag(plan_));
@@ -239,10 +253,26 @@ void AsyncPipeline::update(int round) {
   close_steps(options_.units_per_update > 0 ? last + 1 : last + plan_.replicas_of(stage()));
 }
 
-/// Brings a tied copy to the version that the owner uses for the next unit.
+/// Brings a tied copy to the version that the owner uses for the next unit: one of before the epoch, up to the newest
+/// there was, or one that totals make.
 void AsyncPipeline::apply_totals(int version) {
   if (!update_.tied().copies()) return;
-  for (; pass_.totals < version; ++pass_.totals) update_.apply_total(order_of(owner_stage(), pass_.totals));
+  if (const int old = std::min(version, 0); pass_.copy_version <= 0 && pass_.copy_version != old) {
+    update_.find_copy(owner_rounds_done() + old);
+    pass_.copy_version = old;
+  }
+  for (; pass_.copy_version < version; ++pass_.copy_version) {
+    update_.apply_total(order_of(owner_stage(), pass_.copy_version));
+  }
+}
+
+/// Brings a tied copy to the newest version of the epoch, and keeps those on the way.
+void AsyncPipeline::apply_last_totals(int newest) {
+  if (!update_.tied().copies()) return;
+  for (int version = pass_.copy_version; version <= newest; ++version) {
+    apply_totals(version);
+    update_.keep_copy(owner_rounds_done() + version);
+  }
 }
 
 void AsyncPipeline::begin_steps(std::int64_t step) {
@@ -319,7 +349,7 @@ void AsyncPipeline::set_position(const TrainingPosition& position) {
   steps_done_ = position.updates;
   context_.device.copy(&units_done_, counter_.raw(), sizeof units_done_, stream);
   stream.synchronize();
-  update_.restored();
+  update_.restored(units_done_ / options_.round(stage()));
 }
 
 }  // namespace pdl

@@ -3,10 +3,19 @@
 // updates after each of its rounds, and a unit finds the weights that the schedule names. What its engine adds are the
 // cut, the schedule and the learning rates.
 //
+// Between epochs stands validation, and a checkpoint, of one model: so an epoch's last units go through before it, and
+// every stage has made all its updates. What becomes of the lags is the engine's choice. Either they begin anew, and
+// the first units of an epoch find the newest weights. Or they go on (`keeps_lags`), and these units find the versions
+// that they would have found in a pipeline that never runs empty: unit t of the whole training the weights after max(0,
+// t / r - W) updates. All of them are still there, as a ring of W + 1 versions holds the last ones up to the newest; so
+// nothing is kept in flight over a validation, and a checkpoint has the ring's older versions besides. What this does
+// not save is the time to empty and to fill the pipeline, W units an epoch.
+//
 // A step is a global batch, one unit or several (unit_plan.h). A round of a stage is the units between two updates: one
 // on each of its replicas, or so many micro-batches.
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "parallel/pipeline/pipeline_executor.h"
@@ -25,8 +34,10 @@ struct AsyncOptions {
   int units_per_update = 0;  ///< 0: one from each replica of the stage; else there are no replicas
   /// Units of a schedule that shows all that a longer one would.
   int scheduled = 1;
-  std::function<Schedule(int units)> schedule;  ///< of so many units in a row
-  std::vector<double> lr_factors;               ///< by stage
+  /// Of so many units in a row. `before`: where lags are kept, the units of earlier epochs.
+  std::function<Schedule(int units, std::optional<std::int64_t> before)> schedule;
+  std::vector<double> lr_factors;  ///< by stage
+  bool keeps_lags = false;         ///< over the end of an epoch
 
   /// Units between two updates of a stage.
   int round(int stage) const {
@@ -36,6 +47,12 @@ struct AsyncOptions {
   int multiple() const;
   /// Samples that losses are divided by: those of a round of one replica, when all are there.
   std::int64_t nominal_samples(std::int64_t global_batch) const;
+  /// What `schedule` is told in the first epoch.
+  std::optional<std::int64_t> start() const { return keeps_lags ? std::optional<std::int64_t>(0) : std::nullopt; }
+  /// The schedule that shows all, of the first epoch.
+  Schedule shown() const { return schedule(scheduled, start()); }
+  /// Of a rank of `plan`, which is made of these options.
+  VersionNeeds version_needs(const PipelinePlan& plan, int rank) const;
 };
 
 class AsyncPipeline final : private PipelineHost {
@@ -70,7 +87,7 @@ class AsyncPipeline final : private PipelineHost {
     std::vector<int> versions;        ///< by unit: the weights that it found here
     std::int64_t begun = 0, closed = 0, collected = 0;  ///< steps
     int loading = -1;                                   ///< unit whose forward is next
-    int totals = 0;                                     ///< updates of a tied copy
+    int copy_version = 0;                               ///< of a tied copy
     int limit = INT_MAX;
     StalenessRecord staleness;
     PassResult result;
@@ -86,10 +103,13 @@ class AsyncPipeline final : private PipelineHost {
   void progress() override { update_.tied().progress(); }
 
   int replica() const { return rank_ - plan_.first_rank_of(stage()); }
-  int owner_stage() const;
+  /// Updates of a tied parameter in earlier epochs.
+  std::int64_t owner_rounds_done() const { return units_done_ / options_.round(owner_stage()); }
   RoundOrder order_of(int stage, int round) const;
   void begin(const EpochPlan& plan, Observer& observer, bool training, StageFeeder& feeder);
+  int owner_stage() const;
   void apply_totals(int version);
+  void apply_last_totals(int newest);
   void begin_steps(std::int64_t step);
   void close_steps(int unit);
   void collect_steps(int unit);

@@ -1,5 +1,6 @@
 #include "parallel/pipeline/round_update.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "parallel/comm/world.h"
@@ -7,15 +8,22 @@
 namespace pdl {
 
 RoundUpdate::RoundUpdate(const EngineContext& context, const PipelinePlan& plan, StagePart& part, int rank,
-                         int versions, int tied_delay)
+                         VersionNeeds needs)
     : context_(context),
       plan_(plan),
       part_(part),
       rank_(rank),
-      ring_(part, versions, context.training.dtype),
-      tied_(context, plan, part, rank, tied_delay),
+      needs_(needs),
+      ring_(part, needs.versions, context.training.dtype),
+      tied_(context, plan, part, rank, needs.tied_delay),
+      history_(history_length()),
       segments_(part.store.segments(context.training.optimizer.decay_biases_and_norms)),
       optimizer_(make_optimizer(context.training.optimizer)) {}
+
+/// A stage whose ring has one slot has no room for the versions of before that its owner's lag asks for.
+int RoundUpdate::history_length() const {
+  return tied_.copies() && needs_.outlive_run && needs_.versions < needs_.owner_versions ? needs_.owner_versions : 0;
+}
 
 void RoundUpdate::prepare() {
   const int stage = plan_.stage_of(rank_);
@@ -24,12 +32,17 @@ void RoundUpdate::prepare() {
   std::unique_ptr<Communicator> group = context_.world.split(stage, rank_, "dp");
   if (plan_.replicas_of(stage) > 1) replicas_ = std::move(group);
   tied_.prepare();
+  if (history_.length() > 0) history_.allocate(context_.device, {copy().dtype(), copy().shape()});
   sums_ = context_.device.allocate(parameters() * size_of(DType::fp64), MemoryKind::workspace);
 }
 
 MemoryByKind RoundUpdate::predicted_memory() const {
   MemoryByKind memory = tied_.predicted_memory();
   memory[MemoryKind::weight_versions] += ring_.predicted_bytes();
+  if (history_.length() > 0) {
+    const Param& param = part_.store.params()[static_cast<std::size_t>(tied_.index())];
+    memory[MemoryKind::weight_versions] += history_.length() * param.count * size_of(context_.training.dtype);
+  }
   memory[MemoryKind::optimizer] +=
       optimizer_bytes(context_.training.optimizer, part_.store.elements(), context_.training.dtype,
                       static_cast<std::int64_t>(segments_.size()));
@@ -117,6 +130,14 @@ void RoundUpdate::apply_total(const RoundOrder& order) {
   step(order, 1.0, tied_.index(), 1);
 }
 
+void RoundUpdate::keep_copy(std::int64_t version) {
+  if (history_.length() > 0) context_.backend.copy(history_.values(version), copy());
+}
+
+void RoundUpdate::find_copy(std::int64_t version) {
+  if (history_.length() > 0) context_.backend.copy(copy(), history_.values(version));
+}
+
 double RoundUpdate::drift() {
   if (ring_.distinct() == 1 || is_half(context_.training.dtype) || part_.store.elements() == 0) return 0.0;
   const Tensor newest = ring_.values(ring_.newest());
@@ -132,7 +153,17 @@ std::vector<StateTensor> RoundUpdate::state() const {
   std::vector<StateTensor> tensors = {{"weights", ring_.weights()}};
   const std::vector<Tensor> moments = optimizer_->state();
   for (std::size_t i = 0; i < moments.size(); ++i) tensors.push_back({str("moment", i), moments[i]});
+  if (!needs_.outlive_run) return tensors;
+  for (int age = 1; age < ring_.slots(); ++age) {
+    tensors.push_back({str("weights of ", age, " updates before"), ring_.values(ring_.newest() - age)});
+  }
+  for (int i = 0; i < history_.length(); ++i) tensors.push_back({str("tied copy ", i), history_.values(i)});
   return tensors;
+}
+
+void RoundUpdate::restored(std::int64_t rounds) {
+  const std::int64_t older = std::min<std::int64_t>(rounds, ring_.slots() - 1);
+  ring_.restored(context_.backend, needs_.outlive_run ? static_cast<int>(older) : 0);
 }
 
 }  // namespace pdl

@@ -7,9 +7,18 @@
 #include <vector>
 
 #include "parallel/pipeline/tied_exchange.h"
+#include "parallel/pipeline/tied_history.h"
 #include "parallel/pipeline/weight_ring.h"
 
 namespace pdl {
+
+/// Weights that a stage holds beside the newest.
+struct VersionNeeds {
+  int versions = 1;          ///< at a time
+  int owner_versions = 1;    ///< likewise where a tied parameter is owned
+  int tied_delay = 0;        ///< as in TiedExchange
+  bool outlive_run = false;  ///< the next run's first units use them, also after a checkpoint
+};
 
 /// The step of a stage.
 struct RoundOrder {
@@ -21,9 +30,8 @@ struct RoundOrder {
 
 class RoundUpdate {
  public:
-  /// Plans only. `versions` are held at a time; `tied_delay` as in TiedExchange.
-  RoundUpdate(const EngineContext& context, const PipelinePlan& plan, StagePart& part, int rank, int versions,
-              int tied_delay);
+  /// Plans only.
+  RoundUpdate(const EngineContext& context, const PipelinePlan& plan, StagePart& part, int rank, VersionNeeds needs);
 
   /// Collective. The weights are set.
   void prepare();
@@ -43,16 +51,23 @@ class RoundUpdate {
   double apply(const RoundOrder& order);
   /// The tied copy's update with the owner's next total; `order` is the owner's.
   void apply_total(const RoundOrder& order);
+  /// The tied copy as it is now is the version of so many updates, which the next run may want to find again. Do
+  /// nothing where the copy has as many versions as its owner.
+  void keep_copy(std::int64_t version);
+  void find_copy(std::int64_t version);
 
   /// || newest - oldest || / || oldest || over the versions that are held: how far weights move while a micro-batch is
   /// under way. Uses the gradients' memory, between updates. 0 with a single version; waits for the device.
   double drift();
   std::vector<StateTensor> state() const;
-  void restored() { ring_.restored(context_.backend); }
+  /// The state is restored, as it was after so many rounds.
+  void restored(std::int64_t rounds);
 
  private:
   double square_sum(const Tensor& flat);
   void step(const RoundOrder& order, double factor, int first, int count);
+  int history_length() const;
+  Tensor copy() const { return part_.store.view(ring_.values(ring_.newest()), tied_.index()); }
   int parameters() const { return static_cast<int>(part_.store.params().size()); }
   bool clips() const { return context_.training.optimizer.clip_grad_norm > 0.0; }
 
@@ -60,8 +75,10 @@ class RoundUpdate {
   const PipelinePlan& plan_;
   StagePart& part_;
   int rank_;
+  VersionNeeds needs_;
   WeightRing ring_;
   TiedExchange tied_;
+  TiedHistory history_;
   std::vector<UpdateSegment> segments_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Communicator> replicas_;  ///< of the stage; null when there is one

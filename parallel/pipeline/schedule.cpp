@@ -65,6 +65,12 @@ Schedule blank(std::string name, std::vector<int> replicas, int micro_batches, i
 
 std::vector<int> unreplicated(int stages) { return std::vector<int>(static_cast<std::size_t>(std::max(stages, 0)), 1); }
 
+/// Weights that a round uses which comes `lag` updates late, once so many rounds have been: before this schedule
+/// `rounds_before` were.
+int delayed(int round, int lag, std::int64_t rounds_before) {
+  return std::max(round - lag, -static_cast<int>(std::min<std::int64_t>(rounds_before, lag)));
+}
+
 /// In which order the (micro-batch, chunk) pairs of an interleaved schedule go forward on every rank.
 std::vector<std::pair<int, int>> interleaved_order(int micro_batches, int chunks, int group) {
   std::vector<std::pair<int, int>> order;
@@ -190,7 +196,8 @@ int warm_up_depth(const std::vector<int>& replicas, int stage) {
   return later / replicas[static_cast<std::size_t>(stage)];
 }
 
-Schedule continuous(const std::vector<int>& replicas, int mini_batches, Stashing stashing) {
+Schedule continuous(const std::vector<int>& replicas, int mini_batches, Stashing stashing,
+                    std::optional<std::int64_t> before) {
   Schedule schedule = blank("1F1B without flush", replicas, mini_batches);
   schedule.same_weights = stashing != Stashing::none;
   const int first_depth = warm_up_depth(replicas, 0);
@@ -204,7 +211,8 @@ Schedule continuous(const std::vector<int>& replicas, int mini_batches, Stashing
     // When round k comes to this stage, its newest weights are those after update k - depth; when round k comes back,
     // those after update k.
     const int lag = stashing == Stashing::vertical_sync ? first_depth : depth;
-    const auto version = [lag](int round) { return std::max(0, round - lag); };
+    const std::int64_t rounds_before = before.value_or(0) / replica_count;
+    const auto version = [&](int round) { return delayed(round, lag, rounds_before); };
     const auto forward = [&](int round) { writer.forward(round * replica_count + mine.replica, 0, version(round)); };
     const auto backward = [&](int round) {
       const int mini_batch = round * replica_count + mine.replica;
@@ -218,18 +226,19 @@ Schedule continuous(const std::vector<int>& replicas, int mini_batches, Stashing
     }
     for (int round = rounds - warm; round < rounds; ++round) backward(round);
     mine.in_flight = std::min(depth + 1, rounds);
-    mine.versions = stashing == Stashing::none ? 1 : lag + 1;
+    // The newest weights are all that is needed while there is only this schedule.
+    mine.versions = stashing == Stashing::none && !before ? 1 : lag + 1;
   }
   return schedule;
 }
 
-Schedule double_buffered(int stages, int micro_batches, int batches) {
+Schedule double_buffered(int stages, int micro_batches, int batches, std::optional<std::int64_t> before) {
   Schedule schedule = blank("1F1B with two weight versions", unreplicated(stages), micro_batches * batches);
   for (int stage = 0; stage < stages; ++stage) {
     RankSchedule& mine = schedule.ranks[static_cast<std::size_t>(stage)];
     RankWriter writer(schedule, stage);
     const int total = schedule.micro_batches, warm = std::min(stages - 1 - stage, total);
-    const auto version = [&](int i) { return std::max(0, i / micro_batches - 1); };
+    const auto version = [&](int i) { return delayed(i / micro_batches, 1, before.value_or(0) / micro_batches); };
     const auto backward = [&](int i) {
       writer.backward(i, 0, version(i));
       if ((i + 1) % micro_batches == 0) writer.reduce_and_update(i / micro_batches, i);

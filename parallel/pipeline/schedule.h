@@ -7,6 +7,8 @@
 // c * stages + s, so with one chunk a virtual stage is a stage. A stage may have several ranks, its replicas, which
 // take turns: micro-batch t is replica t mod r's.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,14 +95,19 @@ enum class Stashing {
 /// 1F1B without flush (Narayanan et al. 2019, PipeDream's 1F1B-RR): a stage updates after each round of its replicas'
 /// mini-batches, `replicas[s]` for stage s. Every replica count divides the number of mini-batches; with vertical_sync
 /// there are no replicas.
-Schedule continuous(const std::vector<int>& replicas, int mini_batches, Stashing stashing = Stashing::stash);
+///
+/// `before`: the schedule goes on after so many mini-batches, as one over all of them would. Versions still count from
+/// the newest at its beginning, 0, so that the first mini-batches use negative ones. Without it all weights begin anew.
+Schedule continuous(const std::vector<int>& replicas, int mini_batches, Stashing stashing = Stashing::stash,
+                    std::optional<std::int64_t> before = std::nullopt);
 /// Mini-batches that a replica of the stage starts before its first backward, when there are enough.
 int warm_up_depth(const std::vector<int>& replicas, int stage);
 
 /// PipeDream-2BW (Narayanan et al. 2021, "Memory-efficient pipeline-parallel DNN training"): 1F1B over `batches`
 /// batches of `micro_batches` without a flush in between; batch k uses the weights before batch k - 1's update. Two
 /// versions suffice when micro_batches >= stages - 1; with fewer the schedule cannot be run, as its check says.
-Schedule double_buffered(int stages, int micro_batches, int batches);
+/// `before`: micro-batches, as above.
+Schedule double_buffered(int stages, int micro_batches, int batches, std::optional<std::int64_t> before = std::nullopt);
 
 /// 1F1B with a flush and an update after every `micro_batches`, `batches` times.
 Schedule flushed(int stages, int micro_batches, int batches);

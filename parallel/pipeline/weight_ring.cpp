@@ -52,7 +52,8 @@ void WeightRing::advance() {
 
 Tensor WeightRing::weights() const { return is_half(dtype_) ? part_.store.weights() : values(newest_); }
 
-void WeightRing::restored(Backend& backend) {
+void WeightRing::restored(Backend& backend, int older) {
+  made_ = older;
   if (is_half(dtype_)) backend.copy(values(newest_), part_.store.weights());
 }
 

@@ -35,9 +35,10 @@ class WeightRing {
   /// That update has been queued for version newest().
   void advance();
 
-  /// The newest weights in full: what checkpoints hold. Once these are restored, `restored` makes the values.
+  /// The newest weights in full: what checkpoints hold. Once these are restored, and the values of `older` versions
+  /// before, `restored` makes the newest values.
   Tensor weights() const;
-  void restored(Backend& backend);
+  void restored(Backend& backend, int older);
 
  private:
   int slot_of(int version) const { return (first_slot_ + version % slots_ + slots_) % slots_; }
@@ -48,7 +49,8 @@ class WeightRing {
   DType dtype_;
   std::vector<Buffer> others_;
   int first_slot_ = 0;  ///< of version 0
-  int newest_ = 0, made_ = 0;
+  int newest_ = 0;
+  int made_ = 0;  ///< versions after the oldest that is known
 };
 
 }  // namespace pdl

@@ -58,6 +58,15 @@ class PipeDream(Case):
     def test_resume_continues_bit_for_bit(self):
         self.assert_resume_continues(pipedream(training__epochs=4), ranks=2)
 
+    def test_lags_that_go_on_over_epochs(self):
+        config = pipedream(training__epochs=4)
+        config["engine"]["drain"] = "never"
+        self.assert_resume_continues(config, ranks=3)
+        self.assertEqual(self.run_json("whole")["engine_description"]["knobs"]["drain"], "never")
+        self.assertTrue([text for text in self.run_json("whole")["engine_description"]["differences"] if "drain=never" in text])
+        for stage, lag in zip(self.epochs("whole")[1]["staleness"], (2, 1, 0)):
+            self.assertEqual(stage["updates_behind"], [0] * lag + [stage["updates"]], "late from the first mini-batch on")
+
     def test_verify_compares_with_the_recurrence(self):
         done = self.run_binary("verify", self.write(pipedream(training__dtype="fp64")), ranks=3)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -191,6 +191,50 @@ TEST_CASE("without a stash a mini-batch goes back through other weights than it 
   CHECK_THAT(schedule_fault(schedule), ContainsSubstring("forward used"));
 }
 
+TEST_CASE("a schedule that goes on uses the weights that one over both parts would use", "[pipeline]") {
+  constexpr int kBefore = 24, kUnits = 36;
+  // Of each forward and backward pass, in updates since the beginning of everything.
+  const auto versions_of = [](const Schedule& schedule, std::size_t rank, int first_unit, int first_version) {
+    std::map<std::pair<Act, int>, int> versions;
+    for (const Action& action : schedule.ranks[rank].actions) {
+      if (action.act != Act::forward && action.act != Act::backward) continue;
+      versions[{action.act, first_unit + action.micro_batch}] = first_version + action.version;
+    }
+    return versions;
+  };
+  const auto check = [&](const Schedule& whole, const Schedule& rest, int units_per_round) {
+    INFO(whole.name << ", " << whole.ranks.size() << " ranks");
+    CHECK(schedule_fault(rest) == "");
+    for (std::size_t rank = 0; rank < rest.ranks.size(); ++rank) {
+      const int replicas = rest.replicas[static_cast<std::size_t>(rest.ranks[rank].stage)];
+      const auto expected = versions_of(whole, rank, 0, 0);
+      for (const auto& [pass, version] : versions_of(rest, rank, kBefore, kBefore / replicas / units_per_round)) {
+        CHECK(expected.at(pass) == version);
+      }
+    }
+  };
+  for (const std::vector<int>& replicas :
+       std::vector<std::vector<int>>{{1}, {1, 1}, {1, 1, 1, 1}, {3, 1}, {2, 2}, {2, 1, 1}, {1, 3}}) {
+    for (const Stashing stashing : {Stashing::stash, Stashing::none, Stashing::vertical_sync}) {
+      if (stashing == Stashing::vertical_sync && replicas != std::vector<int>(replicas.size(), 1)) continue;
+      check(continuous(replicas, kBefore + kUnits, stashing), continuous(replicas, kUnits, stashing, kBefore), 1);
+    }
+  }
+  check(double_buffered(4, 3, (kBefore + kUnits) / 3), double_buffered(4, 3, kUnits / 3, kBefore), 3);
+}
+
+TEST_CASE("a schedule that goes on needs all the versions that are held", "[pipeline]") {
+  CHECK(compute_order(continuous({1, 1, 1}, 3, Stashing::stash, 9), 0) == "F0@-2 F1@-1 F2@0 B0 U0 B1 U1 B2 U2");
+  CHECK(compute_order(continuous({1, 1, 1}, 3, Stashing::stash, 1), 0) == "F0@-1 F1@-1 F2@0 B0 U0 B1 U1 B2 U2");
+  CHECK(compute_order(double_buffered(2, 2, 2, 2), 1) == "F0@-1 B0 F1@-1 B1 U0 F2@0 B2 F3@0 B3 U1");
+  Schedule schedule = continuous({1, 1, 1}, 6, Stashing::stash, 6);
+  schedule.ranks[0].versions = 2;
+  CHECK_THAT(schedule_fault(schedule), ContainsSubstring("needs weights of version -2"));
+  // Without a stash one version is enough only when nothing was before.
+  CHECK(continuous({1, 1, 1}, 6, Stashing::none).ranks[0].versions == 1);
+  CHECK(continuous({1, 1, 1}, 6, Stashing::none, 0).ranks[0].versions == 3);
+}
+
 TEST_CASE("a pipeline that flushes does so after every mini-batch") {
   const Schedule schedule = flushed(2, 2, 2);
   CHECK(schedule_fault(schedule).empty());
