@@ -55,8 +55,8 @@ bool report(std::vector<Deviation> rows, double tolerance, const Experiment& exp
   if (!same && chooses_kernels_by_timing(experiment)) {
     std::fprintf(
         stderr,
-        "hint: kernels chosen by timing round differently, which now and then decides a branch of ReLU or max pooling: "
-        "try training.deterministic=true\n");
+        "hint: kernels chosen by timing round differently, which in a model with ReLU or max pooling now and then "
+        "decides a branch: try training.deterministic=true\n");
   }
   std::printf("VERIFY %s engine=%s reference=%s ranks=%d steps=%d worst=%s tolerance=%s%s\n",
               same ? "PASSED" : "FAILED", experiment.config.engine->name.c_str(),

@@ -51,9 +51,8 @@ PipedreamKnobs read_pipedream_knobs(const ConfigReader& reader) {
   knobs.drain = reader.choice(
       "drain", knobs.drain, {"epoch", "never"},
       "what becomes of lags at the end of an epoch. epoch: they begin anew, the next epoch's first mini-batches find "
-      "the "
-      "newest weights; never: they go on, these mini-batches find the weights that a pipeline which never runs empty "
-      "would give them. It runs empty before each validation either way: never keeps the lags and saves no time");
+      "the newest weights; never: they go on, these find what a pipeline that never runs empty would give them. It is "
+      "run empty before each validation either way: never keeps the lags and saves no time");
   knobs.micro_batches =
       reader.get("micro_batches", 0,
                  "mode 2bw, flush: micro-batches of a mini-batch; 0: as many as stages, or more where "
