@@ -131,19 +131,23 @@ class Case(unittest.TestCase):
         return process.returncode, out + err
 
     def assert_resume_continues(self, config, ranks):
-        """A run of four epochs that is stopped after its first and resumed has the losses of one that was not."""
+        """A run of several epochs that is stopped after its first and resumed has the losses of one that was not."""
+        for out in ("whole", "broken"):
+            subprocess.run(["rm", "-rf", self.path(out)], check=True)
         self.assertEqual(self.train(config, ranks=ranks, out="whole").returncode, 0)
-        process = self.start("run", self.write(config), "--out", self.path("broken"), ranks=ranks)
+        process = self.start("run", self.path("config.json"), "--out", self.path("broken"), ranks=ranks)
         self.wait_for_epochs(process, 1, "broken")
         self.stop(process)
         code, text = self.finish(process, 20)
         if code == 0:
             self.skipTest("the run was over before it could be stopped")
         self.assertEqual(code, 75, text)
+        self.assertEqual(self.run_json("broken")["status"], "interrupted")
         done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path("broken"), ranks=ranks)
         self.assertEqual(done.returncode, 0, done.stderr)
-        for a, b in zip(self.epochs("broken"), self.epochs("whole")):
-            self.assertEqual((a["epoch"], a["train_loss"], a["val_loss"]), (b["epoch"], b["train_loss"], b["val_loss"]))
+        resumed, whole = ([[epoch[field] for field in ("epoch", "train_loss", "val_loss", "loss_scale")] for epoch in self.epochs(out)]
+                          for out in ("broken", "whole"))
+        self.assertEqual(resumed, whole)
 
     def assert_time_is_accounted_for(self, epoch):
         """Each rank of the pipeline spent all of its time, and the shares are those of all ranks together. Returns the ranks."""

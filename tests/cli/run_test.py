@@ -90,42 +90,14 @@ class Run(Case):
     def test_resume_continues_bit_for_bit(self):
         # A factor of 3 is in the last bits of every gradient, so the loss scale has to be resumed too.
         config = tiny(training__epochs=4, training__loss_scale={"name": "dynamic", "growth_factor": 3, "growth_interval": 3})
-        self.assertEqual(self.train(config, ranks=2, out="whole").returncode, 0)
-        process = self.start("run", self.write(config), "workload.train_samples=96", "--out", self.path("broken"), ranks=2)
-        self.wait_for_epochs(process, 1, "broken")
-        self.stop(process)
-        code, text = self.finish(process, 20)
-        if code == 0:
-            self.skipTest("the run was over before it could be stopped")
-        self.assertEqual(code, 75, text)
-        self.assertEqual(self.run_json("broken")["status"], "interrupted")
-        done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path("broken"), ranks=2)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        for a, b in zip(self.epochs("broken"), self.epochs("whole")):
-            for field in ("epoch", "train_loss", "val_loss", "loss_scale"):
-                self.assertEqual(a[field], b[field])
-        self.assertEqual(len(self.epochs("broken")), 4)
+        self.assert_resume_continues(config, 2)
 
     def test_divided_state_resumes_bit_for_bit(self):
         for stage in (1, 3):
             with self.subTest(stage=stage):
                 engine = {"name": "zero", "stage": stage, "reduce_bucket_size": 3000}
-                whole, broken = f"whole{stage}", f"broken{stage}"
-                config = tiny(training__epochs=4, engine=engine)
-                self.assertEqual(self.train(config, ranks=2, out=whole).returncode, 0)
-                process = self.start("run", self.write(config), "--out", self.path(broken), ranks=2)
-                self.wait_for_epochs(process, 1, broken)
-                self.stop(process)
-                code, text = self.finish(process, 20)
-                if code == 0:
-                    self.skipTest("the run was over before it could be stopped")
-                self.assertEqual(code, 75, text)
-                self.assertTrue(os.path.exists(os.path.join(self.path(broken), "checkpoint/rank-00001.bin")), "each rank has its own")
-                done = self.run_binary("run", self.path("config.json"), "--resume", "--out", self.path(broken), ranks=2)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                for a, b in zip(self.epochs(broken), self.epochs(whole)):
-                    self.assertEqual((a["train_loss"], a["val_loss"]), (b["train_loss"], b["val_loss"]))
-                self.assertEqual(len(self.epochs(broken)), 4)
+                self.assert_resume_continues(tiny(training__epochs=4, engine=engine), 2)
+                self.assertTrue(os.path.exists(self.path("broken/checkpoint/rank-00001.bin")), "each rank has its own")
 
     def test_resume_refuses_another_run(self):
         self.assertEqual(self.train(tiny(training__epochs=2), ranks=2).returncode, 0)

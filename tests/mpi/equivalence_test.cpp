@@ -32,13 +32,6 @@ using namespace pdl::testing;
 
 namespace {
 
-using Overrides = std::vector<std::string>;
-
-Overrides joined(Overrides a, const Overrides& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 std::unique_ptr<Experiment> make(const char* model, const Overrides& overrides) {
   return make_experiment(test_world(), tiny_config(model), overrides);
 }

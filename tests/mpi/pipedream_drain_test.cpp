@@ -6,6 +6,7 @@
 #include "cli/comparison.h"
 #include "tests/support/catch.h"
 #include "tests/support/mpi_world.h"
+#include "tests/support/pipedream_layouts.h"
 #include "tests/support/tiny_experiments.h"
 
 using namespace pdl;
@@ -13,44 +14,9 @@ using namespace pdl::testing;
 
 namespace {
 
-using Overrides = std::vector<std::string>;
-
-Overrides joined(Overrides first, const Overrides& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
 /// Sums in rank order, as the recurrence adds.
 Overrides never(const Overrides& more = {}) {
   return joined({"engine.name=pipedream", "engine.drain=never", "training.deterministic=true"}, more);
-}
-
-struct Layout {
-  int ranks;
-  std::string replicas, gpt2_balance, vgg_balance;  ///< a tiny GPT-2 of 4 blocks has 7 places, a tiny VGG more
-};
-
-const std::vector<Layout> kLayouts = {
-    {2, "[1,1]", "", ""},
-    {3, "[1,1,1]", "", ""},
-    {3, "[1,2]", "[3,4]", "[5,14]"},
-    {4, "[1,1,1,1]", "", ""},
-    {4, "[3,1]", "[5,2]", "[8,11]"},
-    {4, "[2,2]", "[4,3]", "[8,11]"},
-    {4, "[2,1,1]", "[3,2,2]", "[8,6,5]"},
-};
-
-std::vector<Overrides> layouts(const std::string& model) {
-  std::vector<Overrides> all;
-  for (const Layout& layout : kLayouts) {
-    if (layout.ranks != test_world().info().size) continue;
-    Overrides overrides = {"engine.replicas=" + layout.replicas};
-    if (model == "gpt2") overrides.push_back("workload.layers=4");
-    const std::string& balance = model == "gpt2" ? layout.gpt2_balance : layout.vgg_balance;
-    if (!balance.empty()) overrides.push_back("engine.balance=" + balance);
-    all.push_back(overrides);
-  }
-  return all;
 }
 
 /// Epochs of 240 samples in mini-batches of 12, of which some steps are trained.

@@ -7,6 +7,7 @@
 #include "cli/comparison.h"
 #include "tests/support/catch.h"
 #include "tests/support/mpi_world.h"
+#include "tests/support/pipedream_layouts.h"
 #include "tests/support/tiny_experiments.h"
 
 using namespace pdl;
@@ -14,41 +15,11 @@ using namespace pdl::testing;
 
 namespace {
 
-using Overrides = std::vector<std::string>;
-
 /// 480 samples: 40 mini-batches of 12. Sums in rank order, as the recurrence adds.
 Overrides pipedream(const Overrides& more) {
   Overrides overrides = {"engine.name=pipedream", "workload.train_samples=480", "training.deterministic=true"};
   overrides.insert(overrides.end(), more.begin(), more.end());
   return overrides;
-}
-
-struct Layout {
-  int ranks;
-  std::string replicas, gpt2_balance, vgg_balance;  ///< a tiny GPT-2 of 4 blocks has 7 places, a tiny VGG more
-};
-
-const std::vector<Layout> kLayouts = {
-    {2, "[1,1]", "", ""},
-    {4, "[1,1,1,1]", "", ""},
-    {4, "[3,1]", "[5,2]", "[8,11]"},
-    {4, "[2,2]", "[4,3]", "[8,11]"},
-    {4, "[2,1,1]", "[3,2,2]", "[8,6,5]"},
-    {3, "[1,2]", "[3,4]", "[5,14]"},
-    {3, "[3]", "", ""},
-};
-
-std::vector<Overrides> layouts(const std::string& model) {
-  std::vector<Overrides> all;
-  for (const Layout& layout : kLayouts) {
-    if (layout.ranks != test_world().info().size) continue;
-    Overrides overrides = {"engine.replicas=" + layout.replicas};
-    if (model == "gpt2") overrides.push_back("workload.layers=4");
-    const std::string& balance = model == "gpt2" ? layout.gpt2_balance : layout.vgg_balance;
-    if (!balance.empty()) overrides.push_back("engine.balance=" + balance);
-    all.push_back(overrides);
-  }
-  return all;
 }
 
 /// Parameters have the recurrence's bits. Losses of a step whose mini-batches lie on several ranks are added in another
@@ -67,11 +38,6 @@ void check_against_recurrence(const std::string& model, const Overrides& overrid
     }
   }
   test_world().barrier();
-}
-
-Overrides joined(Overrides first, const Overrides& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
 }
 
 }  // namespace

@@ -15,13 +15,6 @@ using namespace pdl::testing;
 
 namespace {
 
-using Overrides = std::vector<std::string>;
-
-Overrides joined(Overrides a, const Overrides& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 Outcome train(const char* model, const Overrides& overrides, int steps = 4) {
   return train_for_comparison(*make_experiment(test_world(), tiny_config(model), overrides), steps);
 }

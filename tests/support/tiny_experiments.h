@@ -6,8 +6,16 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 namespace pdl::testing {
+
+using Overrides = std::vector<std::string>;
+
+inline Overrides joined(Overrides first, const Overrides& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
 
 /// Path of a configuration for "gpt2" or "vgg": fp64, dropout on, global batch 12, 60 training samples.
 inline std::string tiny_config(const std::string& model) {

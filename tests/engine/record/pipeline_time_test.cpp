@@ -3,27 +3,10 @@
 #include <array>
 
 #include "engine/record/recorder.h"
+#include "tests/engine/record/hand_clock.h"
 #include "tests/support/catch.h"
 
 using namespace pdl;
-
-namespace {
-
-/// A clock that a test moves.
-struct HandClock {
-  double now = 100.0;
-  PhaseClock::Clock reader() {
-    return [this] { return now; };
-  }
-};
-
-StepReport step_of(std::int64_t samples) {
-  StepReport report;
-  report.samples = samples;
-  return report;
-}
-
-}  // namespace
 
 TEST_CASE("in a pipeline every moment of the epoch is accounted for once") {
   HandClock time;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/base/error.h"
+#include "tests/engine/record/hand_clock.h"
 #include "tests/support/catch.h"
 
 using namespace pdl;
@@ -37,20 +38,6 @@ class LateWatch final : public Stopwatch {
  private:
   std::vector<double> times_;
 };
-
-/// A clock that a test moves.
-struct HandClock {
-  double now = 100.0;
-  PhaseClock::Clock reader() {
-    return [this] { return now; };
-  }
-};
-
-StepReport step_of(std::int64_t samples) {
-  StepReport report;
-  report.samples = samples;
-  return report;
-}
 
 RankEpoch sample_rank(double scale) {
   RankEpoch epoch;
